@@ -1,0 +1,99 @@
+"""EngineConfig: every setting once, validated, from model.json or from command-line flags.
+
+Names follow vLLM's engine arguments where it has the setting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from inferx.errors import ConfigError, unknown_name
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+PAGE_GRANULE = 16  # tokens; prefix pages are hashed at this granule, a page is a multiple of it
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model's settings."""
+
+    model: str = ""  # a path, a hub id, or package:NAME for a model that a Python package carries
+    tokenizer: str | None = None  # the same; None: the model's own
+    engine: Literal["inferx", "synthetic"] = "inferx"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    max_model_len: Positive | None = None  # tokens, prompt and output; None: the model's own
+
+    # One step
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 128
+    max_num_batched_tokens: Positive | None = None  # None: 512 on a CPU, 8192 on a GPU
+    enable_async_batch: bool = True  # plan step n+1 while step n runs
+    batch_invariant: bool = False  # the same tokens whoever shares the batch; slower
+    seed: int = 0
+
+    # KV pages
+    block_size: Positive = 16  # tokens a page, a multiple of 16
+    num_gpu_blocks_override: Positive | None = None  # pages; None: from the memory there is
+    kv_cache_memory_bytes: Positive | None = None  # None: from gpu_memory_utilization
+    gpu_memory_utilization: Fraction = 0.92
+    enable_prefix_caching: bool = True
+
+    # The channel
+    max_queue_size: Annotated[int, msgspec.Meta(ge=0)] = 1024  # waiting beyond max_num_seqs
+    response_shards: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4  # threads that send responses
+    request_timeout: Seconds = 3600.0  # a request's longest life, queue included
+    drain_timeout: Seconds = 20.0  # unload and shutdown wait this long, then cancel
+    heartbeat_timeout: Seconds = 30.0  # without an answer for this long the engine counts as dead
+    start_timeout: Seconds = 600.0
+    max_engine_restarts: Annotated[int, msgspec.Meta(ge=0)] = 3  # within ten minutes
+
+    # engine: synthetic
+    synthetic_step_time: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005  # seconds a step
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any], source: str = "model.json") -> EngineConfig:
+        """Raises ConfigError, naming the setting and, where one is near, the known name."""
+        for name in given:
+            if name not in cls.__struct_fields__:
+                raise ConfigError(
+                    f"{source}: {unknown_name('setting', name, cls.__struct_fields__)}"
+                )
+        if "model" not in given and given.get("engine") != "synthetic":
+            raise ConfigError(f"{source}: the setting 'model' is missing")
+        try:
+            config = msgspec.convert(dict(given), cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{source}: {_readable(error)}") from None
+        if config.block_size % PAGE_GRANULE:
+            raise ConfigError(
+                f"{source}: block_size is {config.block_size}: "
+                f"expected a multiple of {PAGE_GRANULE}"
+            )
+        return config
+
+    @classmethod
+    def from_file(cls, path: Path) -> EngineConfig:
+        """Reads model.json. Raises ConfigError."""
+        try:
+            given = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path.name} is missing: it names the model to serve") from None
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{path.name} is not readable JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ConfigError(f"{path.name} holds no JSON object of settings")
+        return cls.from_mapping(given, path.name)
+
+
+def _readable(error: msgspec.ValidationError) -> str:
+    """msgspec says "Expected `int`, got `str` - at `$.seed`"; settings come first here."""
+    text, _, where = str(error).partition(" - at `$.")
+    return f"setting {where.rstrip('`')!r}: {text}" if where else text
