@@ -1,0 +1,54 @@
+"""EngineCore: the loop's one step, plan -> forward -> update, overlapped."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import msgspec
+
+from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput
+from inferx.engine.plan import Runner
+from inferx.engine.scheduler import Scheduler
+
+
+class EngineCore:
+    """Drives a runner by a scheduler's plans. Call `step` while `has_work`; one thread only."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, overlap: bool) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._overlap = overlap
+        self._step_seconds = 0.0
+
+    def add(self, request: EngineRequest) -> None:
+        """Raises InvalidArgument for a request that could never be served to its end."""
+        self._scheduler.add(request)
+
+    def abort(self, uid: int) -> None:
+        """No output of this request comes any more; unknown ones are ignored."""
+        self._scheduler.abort(uid)
+
+    @property
+    def has_work(self) -> bool:
+        """True too while only results are in flight that nobody waits for any more."""
+        return self._scheduler.has_unfinished or self._scheduler.num_in_flight > 0
+
+    def step(self) -> list[RequestOutput]:
+        """Plans and launches the next step, and then takes the result of the one before.
+
+        Without overlap it takes the result of the very step it launched. So does, in effect, the
+        call that finds nothing to launch.
+        """
+        begin = perf_counter()
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._runner.launch(plan)
+        left_in_flight = 1 if self._overlap and plan is not None else 0
+        outputs: list[RequestOutput] = []
+        if self._scheduler.num_in_flight > left_in_flight:
+            outputs = self._scheduler.update(self._runner.collect())
+        self._step_seconds += perf_counter() - begin
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return msgspec.structs.replace(self._scheduler.stats(), step_seconds=self._step_seconds)

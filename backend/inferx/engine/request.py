@@ -1,0 +1,83 @@
+"""Request: what the scheduler knows of one request. Only the scheduler writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+
+from inferx.engine.messages import EngineRequest, FinishReason
+from inferx.memory.block_table import BlockTable
+
+
+class Status(Enum):
+    WAITING = "waiting"  # no slot, no pages; a sampled token may still be in flight
+    PREFILLING = "prefilling"  # tokens besides the last are still to be computed
+    DECODING = "decoding"  # only the last token, known or in flight, is to be computed
+    DRAINING = "draining"  # planned up to its length; no slot, no pages, the end is in flight
+    ENDED = "ended"
+
+
+class Request:
+    """`num_computed_tokens` chases `num_tokens`; a token in flight counts, its id is not known."""
+
+    __slots__ = (
+        "blocks",
+        "earliest_stop",
+        "max_num_tokens",
+        "num_admissions",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_tokens",
+        "order",
+        "sampling",
+        "seed",
+        "slot",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+        "uid",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        blocks: BlockTable,
+        *,
+        arrival: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        sampling = request.sampling
+        self.uid = request.uid
+        self.sampling = sampling
+        self.seed = sampling.seed  # None: drawn at the first admission
+        self.order = (sampling.priority, arrival)  # the least is served first
+        self.status = Status.WAITING
+        self.num_admissions = 0
+        self.slot = -1  # the runner's row, while admitted
+        self.blocks = blocks
+
+        self.token_ids = list(request.prompt_token_ids)  # prompt and output, as far as known
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_tokens = self.num_prompt_tokens  # known or in flight
+        self.num_computed_tokens = 0  # by the plans made so far, for the pages it holds now
+        self.max_num_tokens = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
+
+        self.stop_token_ids = _stop_token_ids(
+            eos_token_ids, sampling.stop_token_ids, sampling.ignore_eos
+        )
+        self.earliest_stop = self.num_prompt_tokens + sampling.min_tokens  # position
+
+    def finish_reason(self, token: int, num_tokens: int) -> FinishReason | None:
+        """How the request ends, if it does, with `token` as the last of `num_tokens`."""
+        if token in self.stop_token_ids and num_tokens > self.earliest_stop:
+            return "stop"
+        return "length" if num_tokens == self.max_num_tokens else None
+
+
+def _stop_token_ids(
+    eos_token_ids: frozenset[int], stop_token_ids: Collection[int], ignore_eos: bool
+) -> frozenset[int]:
+    if ignore_eos:
+        return frozenset(stop_token_ids)
+    return eos_token_ids.union(stop_token_ids) if stop_token_ids else eos_token_ids
