@@ -108,7 +108,7 @@ def safetensors_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
             raise load_error(source, f"{path.name} is damaged: {_one_line(error)}") from None
 
 
-def safetensors_sizes(source: ModelSource) -> Shapes:
+def safetensors_shapes(source: ModelSource) -> Shapes:
     """Name and shape of every tensor, out of the files' headers. Raises ModelLoadError."""
     shapes: Shapes = {}
     for path in safetensors_files(source):
