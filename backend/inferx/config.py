@@ -58,6 +58,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # engine: synthetic
     synthetic_step_time: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005  # seconds a step
 
+    def step_budget(self, device: str) -> int:
+        """`max_num_batched_tokens`, with its default for the device that the model runs on."""
+        return self.max_num_batched_tokens or (512 if device == "cpu" else 8192)
+
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], source: str = "model.json") -> EngineConfig:
         """Raises ConfigError, naming the setting and, where one is near, the known name."""

@@ -1,0 +1,43 @@
+"""What a request may ask of the loaded engine, checked before it is sent there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from inferx.engine.messages import EngineInfo
+from inferx.engine.sampling import SamplingParams
+from inferx.errors import InvalidArgument
+
+
+def check_request(
+    prompt_token_ids: Sequence[int], params: Sequence[SamplingParams], info: EngineInfo
+) -> None:
+    """Raises InvalidArgument, with both numbers, where a choice goes beyond the engine's limits."""
+    if not prompt_token_ids:
+        raise InvalidArgument("the prompt is empty: it needs at least one token")
+    _check_ids("the prompt", prompt_token_ids, info)
+    for choice in params:
+        _check_length(len(prompt_token_ids), choice.max_tokens, info)
+        _check_ids("stop_token_ids", choice.stop_token_ids, info)
+        _check_ids("logit_bias", choice.logit_bias, info)
+
+
+def _check_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) -> None:
+    if num_prompt_tokens + max_tokens > info.max_model_len:
+        raise InvalidArgument(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: "
+            f"together {num_prompt_tokens + max_tokens}, but the model takes at most "
+            f"{info.max_model_len}"
+        )
+
+
+def _check_ids(where: str, token_ids: Iterable[int], info: EngineInfo) -> None:
+    ids = list(token_ids)
+    if not ids:
+        return
+    for token_id in (min(ids), max(ids)):
+        if not 0 <= token_id < info.vocab_size:
+            raise InvalidArgument(
+                f"{where} holds the token id {token_id}: expected ids from 0 to "
+                f"{info.vocab_size - 1}, as the vocabulary has {info.vocab_size} tokens"
+            )
