@@ -1,0 +1,335 @@
+"""TritonServer: a real tritonserver as a child process, and the model repository it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from inferx.errors import ConfigError, ModelLoadError
+from inferx.triton.installation import ServerError, ServerInstallation, find_server
+
+__all__ = ["ServerError", "TritonServer", "find_server", "write_model_repository"]
+
+_POLL_SECONDS = 0.05
+_START_TRIES = 3  # another process may take a free port before tritonserver does
+_GRACE_SECONDS = 5.0  # beyond the server's own exit timeout, then SIGKILL
+# Asks the kernel to end the server when the thread that started it ends, then becomes it.
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+class TritonServer:
+    """Starts tritonserver on a model repository, waits until it is ready, and ends it.
+
+    A port of 0 means a free one. `explicit` selects Triton's explicit model control and names
+    the models to load at the start; None loads every model. `workdir` keeps the log and the
+    backend folder after the end; without it they lie in a temporary folder. `log` of None lets
+    the server's log pass to this process's standard error. Unless `detached`, the server ends
+    when the thread that started it does.
+    """
+
+    def __init__(
+        self,
+        repository: Path | str,
+        *,
+        installation: ServerInstallation | None = None,
+        address: str = "127.0.0.1",
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        explicit: Sequence[str] | None = None,
+        exit_timeout: int = 30,
+        workdir: Path | None = None,
+        log: Path | str | None = "tritonserver.log",
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        detached: bool = False,
+    ) -> None:
+        self.repository = Path(repository).absolute()
+        self.installation = installation or find_server()
+        self.address = address
+        self.exit_timeout = exit_timeout
+        self._wanted_ports = (http_port, grpc_port, metrics_port)
+        self._explicit = explicit
+        self._environment = environment
+        self._arguments = list(arguments)
+        self._detached = detached
+        self._temporary = workdir is None
+        self.workdir = workdir
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http_port = self.grpc_port = self.metrics_port = 0
+
+    @property
+    def http_url(self) -> str:
+        """host:port, as tritonclient wants it."""
+        return f"{self._host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{self._host}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"{self._host}:{self.metrics_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path | None:
+        """None: the log goes to standard error."""
+        if self._log is None or self.workdir is None:
+            return None
+        return self.workdir / self._log
+
+    def log_text(self) -> str:
+        path = self.log_path
+        if path is None or not path.exists():
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(
+        self, timeout: float = 600.0, on_wait: Callable[[float], object] | None = None
+    ) -> None:
+        """Returns when all models are ready; `on_wait` hears the seconds waited so far.
+
+        Raises ModelLoadError with the sentence of the model that failed, or ServerError; the
+        server is then gone.
+        """
+        assert self._process is None, "the server was started already"
+        self.installation.check()
+        if self.workdir is None:
+            self.workdir = Path(tempfile.mkdtemp(prefix="inferx-server-"))
+        backends = self.installation.backend_directory(self.workdir / "backends")
+        try:
+            for tries_left in reversed(range(_START_TRIES)):
+                self._spawn(backends)
+                try:
+                    self._wait_until_ready(timeout, on_wait)
+                    return
+                except _PortTaken as error:
+                    if error.port in self._wanted_ports or not tries_left:
+                        raise
+                    self._kill_group()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self) -> int:
+        """Blocks until the server ends by itself; its exit status."""
+        assert self._process is not None, "the server was not started"
+        return self._process.wait()
+
+    def signal(self, number: int) -> None:
+        if self.is_running:
+            self._process.send_signal(number)  # type: ignore[union-attr]
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL once the exit timeout has passed; nothing of it is left running."""
+        if self._process is not None:
+            self.signal(signal.SIGTERM)
+            try:
+                self._process.wait(self.exit_timeout + _GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._kill_group()
+        if self._temporary and self.workdir is not None:
+            shutil.rmtree(self.workdir, ignore_errors=True)
+            self.workdir = None
+
+    def _kill_group(self) -> None:
+        """The server leads a process group of its own: what is left in it are its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    @property
+    def _host(self) -> str:
+        return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+
+    def _spawn(self, backends: Path) -> None:
+        self.http_port, self.grpc_port, self.metrics_port = _ports(self.address, self._wanted_ports)
+        command = [str(self.installation.binary), *self._command_line(backends)]
+        if not self._detached:
+            command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+        log = self.log_path.open("wb") if self.log_path else None
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log or 2,
+                stderr=log or 2,
+                env=self.installation.environment(self._environment),
+                start_new_session=True,
+            )
+        finally:
+            if log:
+                log.close()
+
+    def _command_line(self, backends: Path) -> list[str]:
+        options = [
+            f"--model-repository={self.repository}",
+            f"--backend-directory={backends}",
+            # A model that fails is reported through the repository index, in its own words.
+            "--exit-on-error=false",
+            f"--exit-timeout-secs={self.exit_timeout}",
+        ]
+        for service in ("http", "grpc", "metrics"):
+            options.append(f"--{service}-address={self.address}")
+            options.append(f"--{service}-port={getattr(self, f'{service}_port')}")
+        if self._explicit is not None:
+            options.append("--model-control-mode=explicit")
+            options += [f"--load-model={name}" for name in self._explicit]
+        return options + self._arguments
+
+    def _wait_until_ready(self, timeout: float, on_wait: Callable[[float], object] | None) -> None:
+        start = time.monotonic()
+        while True:
+            self._raise_if_ended()
+            if self._is_ready():
+                return
+            waited = time.monotonic() - start
+            if waited > timeout:
+                raise ServerError(
+                    f"tritonserver was not ready after {timeout:g} s{self._last_words()}"
+                )
+            if on_wait:
+                on_wait(waited)
+            time.sleep(_POLL_SECONDS)
+
+    def _is_ready(self) -> bool:
+        """Raises ModelLoadError when a model has failed."""
+        try:
+            index = json.loads(self._http("POST", "/v2/repository/index")[1])
+            for model in index:
+                if model.get("state") == "UNAVAILABLE" and model.get("reason") != "unloaded":
+                    raise ModelLoadError(one_sentence(model["name"], model.get("reason", "")))
+            return self._http("GET", "/v2/health/ready")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _http(self, method: str, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, self.http_port, timeout=5)
+        try:
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _raise_if_ended(self) -> None:
+        assert self._process is not None
+        status = self._process.poll()
+        if status is None:
+            return
+        log = self.log_text()
+        taken = re.search(r"Socket '\S+:(\d+)' already in use", log)
+        if taken:
+            raise _PortTaken(int(taken.group(1)))
+        raise ServerError(f"tritonserver ended with status {status}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The log's last error, for the end of a sentence."""
+        errors = [line for line in self.log_text().splitlines() if re.match(r"E\d{4} ", line)]
+        others = self.log_text().strip().splitlines()
+        line = (errors or others or [""])[-1]
+        message = re.sub(r"^[A-Z]\d{4} \S+ \d+ \S+\] ", "", line).strip('" ')
+        return f": {message}" if message else ""
+
+
+class _PortTaken(ServerError):
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            f"port {port} is taken by another program: name another one, or none for a free one"
+        )
+        self.port = port
+
+
+def one_sentence(model: str, reason: str) -> str:
+    """A model's own words out of Triton's report: without status, exception type and traceback."""
+    text = reason.partition("\n\nAt:\n")[0]
+    text = re.sub(r"^(Internal|Invalid argument|Unavailable|Unsupported|Not found): ", "", text)
+    text = re.sub(r"^[A-Za-z_]*(Exception|Error): ", "", text)
+    text = " ".join(text.split()) or "Triton gives no reason"
+    return f"model {model!r} did not load: {text}"
+
+
+def write_model_repository(
+    path: Path | str,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    decoupled: bool | None = None,
+) -> Path:
+    """Adds one model of InferX to the repository `path`, which it returns.
+
+    `settings` become 1/model.json. `decoupled` False makes a model that takes plain `infer`.
+    Raises ConfigError for a name that Triton could not serve.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(
+            f"the model name is {name!r}: use letters, digits, dots, dashes and underscores"
+        )
+    version = Path(path) / name / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    config = 'backend: "inferx"\ninstance_group [{ kind: KIND_MODEL }]\n'
+    if decoupled is not None:
+        config += f"model_transaction_policy {{ decoupled: {'true' if decoupled else 'false'} }}\n"
+    (version.parent / "config.pbtxt").write_text(config, encoding="utf-8")
+    (version / "model.json").write_text(json.dumps(dict(settings), indent=2) + "\n", "utf-8")
+    return Path(path)
+
+
+def _ports(address: str, wanted: Sequence[int]) -> list[int]:
+    """The wanted ports, each 0 replaced with one that is free now. Raises _PortTaken."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for port in wanted:
+            probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ServerError(
+                        f"cannot listen on {address}:{port}: {error.strerror}"
+                    ) from None
+                raise _PortTaken(port) from None
+            ports.append(probe.getsockname()[1])
+        return ports

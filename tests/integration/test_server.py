@@ -1,0 +1,131 @@
+"""TritonServer runs a real tritonserver; its models here are a few lines of Python."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from inferx.errors import ModelLoadError
+from inferx.triton.server import ServerError, TritonServer
+
+ECHO = """
+import sys
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [1]})
+        return config
+
+    def initialize(self, args):
+        if args["model_name"] == "broken":
+            raise pb_utils.TritonModelException("model.json is missing: it names the model")
+        pb_utils.Logger.log_info("python is " + sys.executable)
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+
+
+def add_model(repository: Path, name: str) -> None:
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(ECHO)
+    (version.parent / "config.pbtxt").write_text(
+        'backend: "python"\ninstance_group [{ kind: KIND_MODEL }]\n'
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    add_model(tmp_path / "models", "echo")
+    return tmp_path / "models"
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_ready_server_listens_on_localhost_and_leaves_nothing_after_stop(repository: Path) -> None:
+    waited: list[float] = []
+    server = TritonServer(repository, exit_timeout=5)
+    server.start(on_wait=waited.append)
+    pid, workdir = server.pid, server.workdir
+    assert waited == sorted(waited)
+    assert server.is_running
+    for url in (server.http_url, server.grpc_url, server.metrics_url):
+        host, port = url.split(":")
+        assert host == "127.0.0.1"
+        socket.create_connection((host, int(port)), timeout=5).close()
+    assert f"python is {Path(sys.executable).parent}" in server.log_text()
+    server.stop()
+    assert gone(pid)
+    assert not workdir.exists()
+
+
+def test_a_model_that_fails_is_reported_in_its_own_sentence(repository: Path) -> None:
+    add_model(repository, "broken")
+    server = TritonServer(repository)
+    with pytest.raises(ModelLoadError) as error:
+        server.start()
+    assert str(error.value) == (
+        "model 'broken' did not load: model.json is missing: it names the model"
+    )
+    assert not server.is_running
+
+
+def test_explicit_control_loads_only_the_named_models(repository: Path) -> None:
+    add_model(repository, "broken")
+    with TritonServer(repository, explicit=["echo"]) as server:
+        assert server.is_running
+        assert "successfully loaded 'echo'" in server.log_text()
+
+
+@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
+def test_a_taken_port_is_named(repository: Path, service: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        server = TritonServer(repository, **{f"{service}_port": port})
+        with pytest.raises(
+            ServerError, match=f"port {port} is taken by another program: name another"
+        ):
+            server.start()
+
+
+def test_a_wrong_argument_ends_in_the_server_s_last_words(repository: Path) -> None:
+    server = TritonServer(repository, arguments=["--no-such-option"])
+    with pytest.raises(ServerError, match="tritonserver ended with status 1: "):
+        server.start()
+
+
+def test_the_server_ends_with_the_program_that_started_it(repository: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        import signal
+        from inferx.triton.server import TritonServer
+        from pathlib import Path
+        server = TritonServer({str(repository)!r}, workdir=Path({str(repository.parent)!r}))
+        server.start()
+        print(server.pid, flush=True)
+        signal.pause()
+        """
+    )
+    program = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    pid = int(program.stdout.readline())
+    watch = os.pidfd_open(pid)
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    poll = select.poll()
+    poll.register(watch)
+    assert poll.poll(20_000), "the server outlived its starter"
+    os.close(watch)
