@@ -1,0 +1,1 @@
+"""The kernels in OpenAI Triton, for an NVIDIA GPU (tuned on Hopper)."""

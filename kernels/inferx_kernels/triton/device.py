@@ -1,0 +1,68 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs.
+
+Every kernel that is launched with `pdl=True` follows three rules, which together make any chain
+of them correct (CUDA programming guide, "Programmatic Dependent Launch"):
+
+- before `gdc_wait` it reads only what no kernel of the running step writes: weights, and the KV
+  pages of earlier steps;
+- every program of it reaches `gdc_wait`, so "the kernel before me is complete" holds
+  transitively, and it writes global memory only after that;
+- the first kernel of a step is launched without it, so that the step's inputs (written by copies
+  and kernels before) are complete for the whole chain.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@functools.cache
+def supports_pdl(device_index: int) -> bool:
+    """True where the device has grid dependency control (compute capability 9.0 and later)."""
+    return not INTERPRETED.value and torch.cuda.get_device_capability(device_index) >= (9, 0)
+
+
+def use_pdl(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and supports_pdl(tensor.device.index)
+
+
+@triton.jit
+def matmul(a, b, acc):
+    """acc + a @ b, accumulated in fp32."""
+    if INTERPRETED:  # Triton's interpreter multiplies bf16 as if it were integers
+        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
+def launch_next(PDL: tl.constexpr):
+    """Lets the next kernel of the stream start as programs of this one leave room."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_previous(PDL: tl.constexpr):
+    """Returns once the previous kernel of the stream is complete and its writes are visible."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def prefetch_l2(addresses, BYTES: tl.constexpr):
+    """Asks for BYTES (a multiple of 16) behind each 16-byte aligned address, into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,n",
+        [addresses.to(tl.int64), BYTES],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,125 @@
+"""Matrix products for decode steps of up to 64 tokens: weights are the tall operand.
+
+y^T [N, M] = w [N, K] x^T [K, M] on tensor cores, so that the small M is the instruction's narrow
+side. Weights stream through shared memory several stages deep. Where N alone gives too few
+programs, K is split, and the last program to finish a tile adds the parts in a fixed order: the
+result does not depend on timing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from inferx_kernels.triton.device import launch_next, matmul, prefetch_l2, wait_previous
+
+
+@triton.jit
+def skinny_kernel(
+    x_ptr,  # [M, K] bf16 or fp16
+    norm_ptr,  # [K]: RMSNorm's weight, where NORM
+    w_ptr,  # [N, K] bf16, fp16 or e4m3
+    w_scale_ptr,  # [N] fp32, where SCALED
+    bias_ptr,  # [N], where BIAS
+    residual_ptr,  # [M, N], where RESIDUAL
+    y_ptr,  # [M, N], or [M, N / 2] where SILU
+    part_ptr,  # [tiles, SPLIT_K, BLOCK_N, BLOCK_M] fp32, where SPLIT_K > 1
+    part_squares_ptr,  # [tiles, SPLIT_K, BLOCK_M] fp32, where SPLIT_K > 1 and NORM
+    arrivals_ptr,  # [tiles] int32 zeros, and zeros again afterwards
+    M,
+    N,
+    eps,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SILU: tl.constexpr,  # rows are gate, up, gate, up, ...
+    PREFETCH: tl.constexpr,  # bytes a row to bring into L2 before the previous kernel is done
+    THREADS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    K_PART: tl.constexpr = (K + SPLIT_K * BLOCK_K - 1) // (SPLIT_K * BLOCK_K) * BLOCK_K
+    first_k = tl.multiple_of(part * K_PART, BLOCK_K)
+    end_k = tl.minimum(first_k + K_PART, K)
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    tokens = tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_K)
+    row_ok = rows < N
+    token_ok = tokens < M
+    launch_next(PDL)
+    if PREFETCH > 0:
+        SEGMENTS: tl.constexpr = THREADS // BLOCK_N if THREADS > BLOCK_N else 1
+        lane = tl.arange(0, SEGMENTS * BLOCK_N)
+        row = tl.minimum(tile * BLOCK_N + lane // SEGMENTS, N - 1).to(tl.int64)
+        start = w_ptr + row * K + first_k
+        prefetch_l2(
+            start.to(tl.int64) + (lane % SEGMENTS) * (PREFETCH // SEGMENTS), PREFETCH // SEGMENTS
+        )
+    wait_previous(PDL)
+
+    w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
+    x_ptrs = x_ptr + tokens[None, :] * K + cols[:, None]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    for k in tl.range(first_k, end_k, BLOCK_K, num_stages=STAGES):
+        if K % BLOCK_K == 0:
+            w = tl.load(w_ptrs + k, mask=row_ok[:, None], other=0.0)
+            x = tl.load(x_ptrs + k, mask=token_ok[None, :], other=0.0)
+        else:
+            w = tl.load(w_ptrs + k, mask=row_ok[:, None] & (k + cols < K)[None, :], other=0.0)
+            x = tl.load(x_ptrs + k, mask=token_ok[None, :] & (k + cols < K)[:, None], other=0.0)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 0)
+            gain = tl.load(norm_ptr + k + cols, mask=k + cols < K, other=0.0).to(tl.float32)
+            x = (wide * gain[:, None]).to(x.dtype)
+        # By way of fp32: e4m3 to bf16 directly is a slow scalar conversion.
+        acc = matmul(w.to(tl.float32).to(x.dtype) if SCALED else w, x, acc)
+
+    if SPLIT_K > 1:
+        inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tokens[None, :]
+        mine = (tile * SPLIT_K + part).to(tl.int64)
+        tl.store(part_ptr + mine * BLOCK_N * BLOCK_M + inner, acc)
+        if NORM:
+            tl.store(part_squares_ptr + mine * BLOCK_M + tokens, squares)
+        tl.debug_barrier()  # the whole program's parts are written before it counts as arrived
+        arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel")
+        if arrived != SPLIT_K - 1:
+            return
+        tl.store(arrivals_ptr + tile, 0)
+        first = (tile * SPLIT_K).to(tl.int64)
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        squares = tl.zeros([BLOCK_M], tl.float32)
+        for other in tl.static_range(SPLIT_K):
+            acc += tl.load(part_ptr + (first + other) * BLOCK_N * BLOCK_M + inner, volatile=True)
+            if NORM:
+                squares += tl.load(part_squares_ptr + (first + other) * BLOCK_M + tokens)
+
+    if NORM:
+        acc *= tl.rsqrt(squares / K + eps)[None, :]
+    if SCALED:
+        acc *= tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)[:, None]
+    if BIAS:
+        acc += tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)[:, None]
+    if SILU:
+        pairs = tl.permute(tl.reshape(acc, [BLOCK_N // 2, 2, BLOCK_M]), 0, 2, 1)
+        gate, up = tl.split(pairs)
+        y = gate * tl.sigmoid(gate) * up
+        half = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        out = tokens[None, :] * (N // 2) + half[:, None]
+        ok = token_ok[None, :] & (half < N // 2)[:, None]
+    else:
+        y = acc
+        out = tokens[None, :] * N + rows[:, None]
+        ok = token_ok[None, :] & row_ok[:, None]
+        if RESIDUAL:
+            y += tl.load(residual_ptr + out, mask=ok, other=0.0).to(tl.float32)
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=ok)
