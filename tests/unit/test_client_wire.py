@@ -1,0 +1,131 @@
+"""What the client sends, and what it makes of Triton's responses."""
+
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inferx_client import Completion, Delta, InferenceError
+from inferx_client.load import LoadReport, Stream, percentiles
+from inferx_client.wire import deltas, generate_request
+from tritonclient.grpc import service_pb2
+
+
+def packed(*texts: str) -> bytes:
+    encoded = [text.encode() for text in texts]
+    return b"".join(struct.pack("<I", len(data)) + data for data in encoded)
+
+
+def response(choice: int | None = None, **outputs: tuple[str, bytes]):
+    answer = service_pb2.ModelStreamInferResponse()
+    for name, (datatype, raw) in outputs.items():
+        answer.infer_response.outputs.add(name=name, datatype=datatype)
+        answer.infer_response.raw_output_contents.append(raw)
+    if choice is not None:
+        answer.infer_response.parameters["choice"].int64_param = choice
+    return answer
+
+
+def inputs_of(request) -> dict[str, bytes]:
+    names = [tensor.name for tensor in request.inputs]
+    return dict(zip(names, request.raw_input_contents, strict=True))
+
+
+def test_a_text_prompt_becomes_the_tensors_of_the_interface() -> None:
+    request = generate_request(
+        "smollm2", "héllo", stream=True, sampling={"max_tokens": 3}, timeout=1.5, request_id="r1"
+    )
+    inputs = inputs_of(request)
+    assert inputs["text_input"] == struct.pack("<I", 6) + "héllo".encode()
+    assert inputs["stream"] == b"\1"
+    assert inputs["exclude_input_in_output"] == b"\1"
+    assert json.loads(inputs["sampling_parameters"][4:]) == {"max_tokens": 3}
+    assert inputs["return_finish_reason"] == b"\1"
+    assert "return_logprobs" not in inputs
+    assert request.model_name == "smollm2"
+    assert request.id == "r1"
+    assert request.parameters["timeout"].int64_param == 1_500_000
+
+
+def test_token_ids_go_as_input_ids() -> None:
+    request = generate_request("m", [1, 2, 70000], stream=False, sampling={})
+    tensor = request.inputs[0]
+    assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("input_ids", "INT32", [3])
+    assert inputs_of(request)["input_ids"] == struct.pack("<3i", 1, 2, 70000)
+    assert "text_input" not in inputs_of(request)
+
+
+def test_a_streamed_response_is_one_delta_of_its_choice() -> None:
+    found = deltas(
+        response(
+            choice=2,
+            text_output=("BYTES", packed("Paris ✓")),
+            finish_reason=("BYTES", packed("None")),
+            num_output_tokens=("UINT32", struct.pack("<I", 2)),
+            num_input_tokens=("UINT32", struct.pack("<I", 9)),
+            cumulative_logprob=("FP32", struct.pack("<f", -0.5)),
+            logprobs=("BYTES", packed('[{"5": {"logprob": -0.5}}]')),
+        )
+    )
+    assert found == [
+        Delta(
+            text="Paris ✓",
+            choice=2,
+            finish_reason=None,
+            num_output_tokens=2,
+            num_input_tokens=9,
+            cumulative_logprob=-0.5,
+            logprobs=[{"5": {"logprob": -0.5}}],
+        )
+    ]
+
+
+def test_a_whole_response_holds_an_element_per_choice() -> None:
+    completion = Completion()
+    for delta in deltas(
+        response(
+            text_output=("BYTES", packed("a", "bc")),
+            finish_reason=("BYTES", packed("stop", "length")),
+            num_output_tokens=("UINT32", struct.pack("<2I", 1, 2)),
+            num_input_tokens=("UINT32", struct.pack("<I", 4)),
+        )
+    ):
+        completion.add(delta)
+    assert completion.texts == ["a", "bc"]
+    assert completion.finish_reasons == ["stop", "length"]
+    assert completion.num_output_tokens == [1, 2]
+    assert completion.num_input_tokens == 4
+
+
+def test_a_response_that_carries_an_error_raises_it() -> None:
+    with pytest.raises(InferenceError, match="INTERNAL: it broke"):
+        deltas(service_pb2.ModelStreamInferResponse(error_message="it broke"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.text())))
+def test_a_completion_is_the_concatenation_of_its_deltas(parts: list[tuple[int, str]]) -> None:
+    completion = Completion()
+    for choice, text in parts:
+        completion.add(Delta(text=text, choice=choice))
+    for choice, text in enumerate(completion.texts):
+        assert text == "".join(part for of, part in parts if of == choice)
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    assert percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    assert percentiles([7.0]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0, "max": 7.0}
+    assert percentiles([]) == {}
+
+
+def test_a_report_counts_errors_and_measures_the_rest() -> None:
+    whole = Stream(started=1.0, responses=[1.5, 1.75, 2.5], output_tokens=6)
+    failed = Stream(started=1.0, error="UNAVAILABLE")
+    report = LoadReport.of([whole, failed], seconds=2.0)
+    assert report.requests == 2
+    assert report.errors == {"UNAVAILABLE": 1}
+    assert report.tokens_per_second == 3.0
+    assert report.time_to_first["p50"] == 0.5
+    assert report.gap["max"] == 0.75
+    assert report.latency["p99"] == 1.5
+    assert json.loads(report.as_json())["output_tokens"] == 6
