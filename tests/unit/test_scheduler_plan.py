@@ -38,6 +38,16 @@ def test_a_plan_is_plain_data() -> None:
     )
 
 
+def test_a_plan_stays_as_it_was_made() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(0, [11] * 16))
+    plan = planned(scheduler)
+    scheduler.update(result(9))
+    planned(scheduler)
+    assert plan.new_rows[0].token_ids == [11] * 16
+    assert plan.block_updates == [(0, 0, [0])]
+
+
 def test_nothing_to_do_is_no_plan() -> None:
     scheduler = make_scheduler()
     assert scheduler.plan() is None
