@@ -132,7 +132,8 @@ class PagedStore:
 
     def _take_block_updates(self, plan: Plan) -> None:
         updated = [slot for slot, _, _ in plan.block_updates]
-        assert len(set(updated)) == len(updated) and set(updated) <= set(plan.slots)
+        assert len(set(updated)) == len(updated)
+        assert set(updated) <= set(plan.slots)
         for slot, first, pages in plan.block_updates:
             table = self.rows[slot].block_table
             assert first == len(table), "a block table grows at its end"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -129,9 +129,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def update(self) -> None:
         for output in self.scheduler.update(self.runner.collect()):
-            prompt, sampling = self.requests[output.uid]
+            _, sampling = self.requests[output.uid]
             assert output.uid not in self.ends, "an output after the end"
-            assert output.token_ids and output.error is None
+            assert output.token_ids
+            assert output.error is None
             self.outputs[output.uid] += output.token_ids
             if sampling.logprobs is None:
                 assert output.logprobs is None
@@ -195,6 +196,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert request.status is Status.PREFILLING
                 assert num_left >= 1
+        for request in self.scheduler._requests.values():
+            if request.status in (Status.WAITING, Status.DRAINING):
+                assert (request.slot, request.blocks.pages) == (-1, [])
+            if request.status is Status.WAITING:
+                assert request.num_computed_tokens == 0
         stats = self.scheduler.stats()
         unfinished = self.requests.keys() - self.ends.keys()
         assert self.scheduler.has_unfinished == bool(unfinished)
@@ -222,9 +228,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.scheduler.has_unfinished or self.scheduler.num_in_flight:
             assert bound > 0, "it goes on for ever"
             bound -= 1
-            if self.scheduler.num_in_flight < self.max_in_flight:
+            num_in_flight = self.scheduler.num_in_flight
+            if num_in_flight < self.max_in_flight:
                 self.plan()
-            if self.scheduler.num_in_flight:
+            if num_in_flight in (self.scheduler.num_in_flight, self.max_in_flight):
                 self.update()
         self.outputs_are_those_of_the_oracle()
         self.pages_and_slots_are_accounted_for()
@@ -241,3 +248,44 @@ TestScheduler.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+long_requests = st.tuples(
+    prompts,
+    st.builds(
+        SamplingParams,
+        max_tokens=st.integers(16, 48),
+        ignore_eos=st.sampled_from([True, True, False]),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+    ),
+)
+
+
+@given(
+    bursts=st.lists(
+        st.tuples(st.lists(long_requests, min_size=1, max_size=3), st.integers(0, 10)),
+        min_size=2,
+        max_size=4,
+    ),
+    num_blocks=st.integers(4, 6),
+    caching=st.booleans(),
+    budget=st.sampled_from([4, 20, 100]),
+    depth=st.integers(0, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_outputs_survive_preemption(
+    bursts: list[tuple[list[tuple[list[int], SamplingParams]], int]],
+    num_blocks: int,
+    caching: bool,
+    budget: int,
+    depth: int,
+) -> None:
+    """Long outputs in a pool for hardly more than one of them: most runs preempt."""
+    machine = SchedulerMachine()
+    machine.start(num_blocks, 16, caching, max_num_seqs=4, budget=budget, num_drafts=0)
+    machine.max_in_flight = depth + 1
+    for requests, num_steps in bursts:
+        machine.add(requests)
+        machine.steps(num_steps, depth)
+        machine.states_are_what_they_say()
+    machine.teardown()

@@ -34,10 +34,10 @@ class EngineCore:
         return self._scheduler.has_unfinished or self._scheduler.num_in_flight > 0
 
     def step(self) -> list[RequestOutput]:
-        """Plans and launches the next step, and then takes the result of the one before.
+        """Plans and launches a step, then takes the result of the one launched before it.
 
-        Without overlap it takes the result of the very step it launched. So does, in effect, the
-        call that finds nothing to launch.
+        Without overlap, or when there is nothing to launch, no result is left in flight longer
+        than that: the oldest is waited for and taken.
         """
         begin = perf_counter()
         plan = self._scheduler.plan()

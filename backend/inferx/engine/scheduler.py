@@ -182,10 +182,14 @@ class Scheduler:
         return self._finish(draft) if draft.slots else None
 
     def _plan_decodes(self, draft: _Draft) -> None:
-        """One token a request, in their order; one token of the budget is left to a prefill."""
+        """One token a request, in their order.
+
+        A prefill under way keeps a token of the budget: it was admitted because decodes had left
+        one, and no other request becomes a decode before it.
+        """
         slots, starts = draft.slots, draft.starts
         # A preemption cuts the list behind the request that is being planned, or at it.
-        for request in islice(self._decoding, draft.budget - bool(self._prefilling)):
+        for request in islice(self._decoding, draft.budget):
             start = request.num_computed_tokens
             if start >= request.blocks.capacity and not self._reserve(request, draft):
                 break
@@ -238,9 +242,7 @@ class Scheduler:
         request.slot = heappop(self._free_slots)
         request.num_computed_tokens = num_cached
         if request.num_admissions == 0:
-            self._num_prompt_tokens += request.num_prompt_tokens
-            self._prefix_queries += request.num_prompt_tokens
-            self._prefix_hits += num_cached
+            self._count_prompt(request)
         request.num_admissions += 1
         if request.seed is None:
             request.seed = self._seeds.getrandbits(63)
@@ -255,6 +257,12 @@ class Scheduler:
         )
         draft.block_updates.append((request.slot, 0, request.blocks.pages.copy()))
         return True
+
+    def _count_prompt(self, request: Request) -> None:
+        self._num_prompt_tokens += request.num_prompt_tokens
+        if self._pool.hasher is not None:
+            self._prefix_queries += request.num_prompt_tokens
+            self._prefix_hits += request.num_computed_tokens
 
     def _plan_chunk(self, request: Request, draft: _Draft) -> None:
         """As many of the request's tokens as the budget has; after the last one it decodes."""
