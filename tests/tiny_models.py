@@ -14,7 +14,13 @@ import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 VOCAB_SIZE = 320
 EOS_ID = 257
@@ -73,6 +79,12 @@ FUSED: dict[str, dict[str, Any]] = {
 }
 GENERAL: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "opt": {"num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": 64},
     "phi3": {"pad_token_id": 256},
     "olmo2": {},
     "gpt_neox": {"num_key_value_heads": None, "rotary_pct": 0.25},
@@ -89,12 +101,8 @@ def make_tiny_model(
     folder: Path, family: str = "llama", *, seed: int = 0, dtype: str = "float32", **overrides: Any
 ) -> PreTrainedModel:
     """Writes a Hugging Face folder of a family of FUSED or GENERAL; returns the model in it."""
-    settings = {"model_type": family} | _COMMON | (FUSED | GENERAL)[family] | overrides
-    settings = {name: value for name, value in settings.items() if value is not None}
-    if family.startswith("mistral"):
-        settings.setdefault("sliding_window", None)
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = tiny_config(family, **overrides)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -106,6 +114,15 @@ def make_tiny_model(
     model.save_pretrained(folder)
     write_tiny_tokenizer(folder)
     return model
+
+
+def tiny_config(family: str, **overrides: Any) -> PretrainedConfig:
+    """A family of FUSED or GENERAL, or another model type of transformers. None drops a setting."""
+    given = {"model_type": family} | _COMMON | (FUSED | GENERAL).get(family, {}) | overrides
+    settings = {name: value for name, value in given.items() if value is not None}
+    if settings["model_type"] == "mistral":
+        settings.setdefault("sliding_window", None)
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
 def write_tiny_tokenizer(folder: Path) -> None:

@@ -11,12 +11,12 @@ from inferx.model.config import ModelConfig, RopeConfig
 from inferx.model.rope import SUPPORTED_ROPE_TYPES
 from inferx.source import ModelSource, load_error
 
-FUSED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
+FUSED_ARCHITECTURES = {  # and the model_type that goes with each
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 _DTYPES = ("float32", "bfloat16", "float16")
 _ROPE_NEEDS = {
     "linear": ("factor",),
@@ -78,6 +78,11 @@ def architecture_of(source: ModelSource, raw: dict[str, Any]) -> str:
 def llama_like_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
     """ModelConfig of one of FUSED_ARCHITECTURES. Raises ModelLoadError."""
     architecture = architecture_of(source, raw)
+    model_type = raw.get("model_type", FUSED_ARCHITECTURES[architecture])
+    if model_type != FUSED_ARCHITECTURES[architecture]:
+        raise load_error(
+            source, f"{architecture} with the model_type {model_type!r} is not supported"
+        )
     try:
         given = msgspec.convert(raw, _LlamaLike)
     except msgspec.ValidationError as error:
