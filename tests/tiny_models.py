@@ -21,6 +21,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 VOCAB_SIZE = 320
 EOS_ID = 257
@@ -41,13 +42,14 @@ FUSED: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 16},
     "llama3": {
         "model_type": "llama",
+        "max_position_embeddings": 16384,
         "rope_parameters": {
             "rope_type": "llama3",
             "rope_theta": 500_000.0,
             "factor": 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
+            "original_max_position_embeddings": 8192,
         },
     },
     "smollm2": {
@@ -159,10 +161,10 @@ _GGUF_NAMES = {
 def write_tiny_gguf(
     path: Path, model: PreTrainedModel, kind: GGMLQuantizationType = GGMLQuantizationType.F32
 ) -> None:
-    """Writes a fused family's model as llama.cpp's converter does: vectors stay float32, a
-    Llama's q and k rows are interleaved."""
+    """Writes a fused family's model as llama.cpp's converter does: Mistral is a Llama, vectors
+    stay float32, a Llama's q and k rows are interleaved."""
     config = model.config
-    arch = config.model_type
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -181,6 +183,10 @@ def write_tiny_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+        plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / stretched).numpy())
     writer.add_eos_token_id(EOS_ID)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
