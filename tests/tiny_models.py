@@ -187,7 +187,7 @@ def write_tiny_gguf(
         stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
         plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
         writer.add_tensor("rope_freqs.weight", (plain / stretched).numpy())
-    writer.add_eos_token_id(EOS_ID)
+    _add_tokenizer(writer)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -211,6 +211,27 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """The tokenizer of `write_tiny_tokenizer`, filled up to the vocabulary with unused tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    unused = [f"[UNUSED_{i}]" for i in range(len(alphabet) + len(_SPECIAL_TOKENS), VOCAB_SIZE)]
+    normal, control, never = (
+        gguf.TokenType.NORMAL,
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.UNUSED,
+    )
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(alphabet + _SPECIAL_TOKENS + unused)
+    writer.add_token_types(
+        [normal] * len(alphabet) + [control] * len(_SPECIAL_TOKENS) + [never] * len(unused)
+    )
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(EOS_ID)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
 
 
 def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
