@@ -132,10 +132,10 @@ def _attention(
     return query.transpose(1, 2), None
 
 
-def _mask(*, q_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
+def _mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
     """A mask without content that carries how far back its rows look."""
     assert _current is not None
-    mask: Any = torch.zeros(1, 1, q_length, q_length, device="meta")
+    mask: Any = torch.zeros(1, 1, _NUM_TOKENS, _NUM_TOKENS, device="meta")
     mask.inferx_window = _window(mask_function, _current.max_positions)
     return mask
 
