@@ -111,7 +111,7 @@ def _write_weights(weights: Iterable[tuple[str, Tensor]], out: Path) -> None:
     if len(shards) == 1:
         (out / _partial(0)).rename(out / "model.safetensors")
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         (out / _partial(number)).rename(out / file)

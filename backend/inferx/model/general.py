@@ -71,7 +71,7 @@ def general_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
 
 def _transformers_config(source: ModelSource, raw: dict[str, Any]) -> PretrainedConfig:
     architecture = architecture_of(source, raw)
-    model_type = raw.get("model_type")
+    model_type = str(raw.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise load_error(
             source, f"transformers {transformers.__version__} does not know {architecture}"
@@ -146,8 +146,8 @@ class GeneralCausalLM:
     ) -> None:  # fmt: skip
         """Loads the weights. Raises ModelLoadError."""
         self.config = config
-        model = _load(source, _transformers_config(source, raw), dtype).to(device)
-        self._body, self._head = _split(model)
+        model: nn.Module = _load(source, _transformers_config(source, raw), dtype)
+        self._body, self._head = _split(model.to(device))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
@@ -169,10 +169,10 @@ class GeneralCausalLM:
         return self._head(hidden).float()
 
 
-def _split(model: PreTrainedModel) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+def _split(model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """(body, head): with its body replaced, the model's own forward is the head alone, whatever
     scaling or capping of logits it has. Raises UnsupportedModel where they do not come apart."""
-    prefix = model.base_model_prefix
+    prefix = str(model.base_model_prefix)
     body = getattr(model, prefix)
     setattr(model, prefix, _PassThrough())
 
@@ -201,8 +201,9 @@ class _PassThrough(nn.Module):
 
 def _load(source: ModelSource, given: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     transformers.utils.logging.disable_progress_bar()
+    loaded: Any
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=given,
             dtype=dtype,
@@ -215,6 +216,7 @@ def _load(source: ModelSource, given: PretrainedConfig, dtype: torch.dtype) -> P
     except Exception as error:  # safetensors', OSErrors and transformers' own, by the dozen
         text = _text(error).replace(str(source.path), source.label)
         raise load_error(source, f"its weights cannot be loaded: {text}") from None
+    model, report = loaded
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in report.get(kind) or ())
         if names:
