@@ -9,9 +9,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from inferx.errors import ModelLoadError
 from inferx.model.config import ModelConfig, RopeConfig
 from inferx.model.registry import load_config
+from inferx.model.rope import rope_frequencies
 from inferx.source import ModelSource, resolve
 from tiny_models import EOS_ID, FUSED, VOCAB_SIZE, make_tiny_model, tiny_config, write_tiny_gguf
 
@@ -80,6 +83,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "rope": RopeConfig(10_000.0, 32, QWEN3_ROPE),
     },
 }
+
+
+_FIELDS = {
+    *json.loads(tiny_config("llama").to_json_string()),
+    "layer_types", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window",
+    "torch_dtype", "architectures", "max_window_layers",
+}  # fmt: skip
 
 
 def folder_with(path: Path, **settings: Any) -> ModelSource:
@@ -176,6 +186,8 @@ def test_every_eos_id_counts(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "quantized by 'awq'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "need 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "Expected `float | null`"),
+        ({"rope_parameters": {"full_attention": {}}}, "differ between layers"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary"),
     ],
 )
@@ -183,6 +195,39 @@ def test_a_config_that_cannot_be_served_is_refused(
     settings: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     assert says in refusal(folder_with(tmp_path, **settings))
+
+
+_SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text()
+_JSON = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5
+)
+_ROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn"])},
+    optional=dict.fromkeys(
+        [
+            "factor", "rope_theta", "low_freq_factor", "high_freq_factor", "attention_factor",
+            "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+            "mscale_all_dim", "truncate", "full_attention",
+        ],
+        _SCALARS | st.floats(0.5, 100) | st.integers(1, 100) | st.just({}),
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=st.dictionaries(st.sampled_from(sorted(_FIELDS)), _JSON, max_size=3), rope=_ROPE)
+def test_any_config_is_a_model_or_one_sentence(
+    changes: dict[str, Any], rope: dict[str, Any], tmp_path: Path
+) -> None:
+    source = folder_with(tmp_path, **{"rope_parameters": rope, **changes})
+    try:
+        config = load_config(source)
+    except ModelLoadError as error:
+        assert str(error).startswith("model 'the-model': ")  # noqa: PT017 - some are no errors
+        return
+    frequencies, _ = rope_frequencies(config)
+    assert frequencies.shape == (config.head_dim // 2,)
+    assert bool(frequencies.isfinite().all())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": nan}'])
@@ -244,12 +289,13 @@ def gguf_with(path: Path, arch: str = "llama", **entries: Any) -> ModelSource:
         ("llama", {"split.count": 2}, "split GGUF"),
         ("llama", {"block_count": None}, "lacks the entry 'llama.block_count'"),
         ("llama", {"block_count": 0}, "'llama.block_count' is 0"),
-        ("llama", {"block_count": "2"}, "expected a positive integer"),
+        ("llama", {"block_count": "2"}, "expected an integer between 1 and 4096"),
         ("llama", {"attention.head_count": [4, 8]}, "differs between layers"),
         ("llama", {"attention.head_count_kv": 3}, "cannot share 3"),
         ("llama", {"attention.value_length": 16}, "different or odd sizes"),
         ("llama", {"rope.dimension_count": 4}, "partial rotary"),
-        ("llama", {"attention.layer_norm_rms_epsilon": 0.0}, "expected a positive number"),
+        ("llama", {"rope.freq_base": 1.0}, "expected a number above 1"),
+        ("llama", {"attention.layer_norm_rms_epsilon": 0.0}, "expected a number above 0"),
     ],
 )
 def test_a_gguf_that_cannot_be_served_is_refused(

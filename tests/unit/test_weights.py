@@ -23,7 +23,7 @@ from inferx.model.registry import load_config
 from inferx.model.weights import iter_weights, llama_like_shapes
 from inferx.source import ModelSource, resolve, source_at
 from safetensors.torch import load_file, save_file
-from tiny_models import FUSED, make_tiny_model, write_tiny_gguf
+from tiny_models import FUSED, VOCAB_SIZE, make_tiny_model, write_tiny_gguf
 
 FOLDER_FAMILIES = [name for name in FUSED if "sliding" not in name]
 
@@ -197,7 +197,10 @@ def test_a_head_that_is_the_embedding_again_is_passed_over(tmp_path: Path) -> No
     path = tmp_path / "model.safetensors"
     whole = load_file(path)
     save_file(whole | {"lm_head.weight": whole["model.embed_tokens.weight"].clone()}, path)
-    assert "lm_head.weight" not in weights_of(source_at(tmp_path))
+    source = source_at(tmp_path)
+    assert "lm_head.weight" not in weights_of(source)
+    save_file(whole | {"lm_head.weight": torch.zeros(VOCAB_SIZE, 64)}, path)
+    assert "tie_word_embeddings" in refusal(source, load_config(source))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -23,14 +23,16 @@ from transformers.models.auto import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.config import ModelConfig, RopeConfig
 from inferx.model.general_probe import PROBE, LayerAttention, UnsupportedModel, probe_attention
-from inferx.model.hf_config import architecture_of, checkpoint_dtype, eos_token_ids
+from inferx.model.hf_config import MAX_LAYERS, architecture_of, checkpoint_dtype, eos_token_ids
 from inferx.source import ModelSource, load_error
 
 ATTENTION = "inferx_paged"
-# Settings with which a config.json could make transformers fetch or run something else
+# With these a config.json could make transformers fetch, run or return something else
 _DROPPED = {
     "auto_map", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
     "experts_implementation", "_experts_implementation", "use_kernels", "custom_generate",
+    "transformers_weights", "distributed_config", "return_dict", "output_attentions",
+    "output_hidden_states", "use_cache",
 }  # fmt: skip
 _ROPE_TYPES = (None, "default", "linear", "llama3", "yarn", "proportional")  # fixed frequencies
 
@@ -41,6 +43,9 @@ def general_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
     max_positions = getattr(given, "max_position_embeddings", None)
     if not isinstance(max_positions, int) or max_positions < 2:
         raise load_error(source, "config.json does not say how long its texts may be")
+    num_layers = getattr(given, "num_hidden_layers", None)
+    if not isinstance(num_layers, int) or not 1 <= num_layers <= MAX_LAYERS:
+        raise load_error(source, f"config.json: num_hidden_layers is {num_layers!r}")
     layers, vocab_size = _probe(source, given, max_positions)
     first = layers[0]
     windows = {layer.window for layer in layers if layer.window is not None}
@@ -63,7 +68,7 @@ def general_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
         max_position_embeddings=max_positions,
         tie_word_embeddings=bool(given.tie_word_embeddings),
         dtype=checkpoint_dtype(raw.get("dtype") or raw.get("torch_dtype")),
-        eos_token_ids=eos_token_ids(source.path, raw),
+        eos_token_ids=eos_token_ids(source.path, raw, vocab_size),
         sliding_window=max(windows, default=None),
         layer_sliding=tuple(layer.window is not None for layer in layers) if windows else None,
     )
