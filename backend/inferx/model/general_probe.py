@@ -8,6 +8,7 @@ refused by name before anything is loaded, and no list of models is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,7 @@ class _Probe:
     problem: str | None = None  # the first; transformers may wrap what is raised within a forward
 
 
-_current: _Probe | None = None
+_probe: ContextVar[_Probe] = ContextVar("inferx_probe")
 
 
 def probe_attention(model: PreTrainedModel, max_positions: int) -> list[LayerAttention]:
@@ -61,9 +62,9 @@ def probe_attention(model: PreTrainedModel, max_positions: int) -> list[LayerAtt
 
     Raises UnsupportedModel.
     """
-    global _current
     _refuse_modules(model)
-    _current = probe = _Probe(max_positions)
+    probe = _Probe(max_positions)
+    token = _probe.set(probe)
     tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     try:
         model(
@@ -79,7 +80,7 @@ def probe_attention(model: PreTrainedModel, max_positions: int) -> list[LayerAtt
                 f"its forward pass does not run on flat tokens ({type(error).__name__})"
             ) from error
     finally:
-        _current = None
+        _probe.reset(token)
     if probe.problem is not None:
         raise UnsupportedModel(probe.problem)
     num_layers = int(model.config.num_hidden_layers)
@@ -103,8 +104,8 @@ def _refuse_modules(model: PreTrainedModel) -> None:
 
 
 def _fail(problem: str) -> UnsupportedModel:
-    assert _current is not None
-    _current.problem = _current.problem or problem
+    probe = _probe.get()
+    probe.problem = probe.problem or problem
     return UnsupportedModel(problem)
 
 
@@ -112,7 +113,7 @@ def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any
 ) -> tuple[Tensor, None]:
     """query: [1, num_heads, num_tokens, head_dim]; key, value: [1, num_kv_heads, ...]."""
-    assert _current is not None
+    layers = _probe.get().layers
     for name, argument in given.items():
         if argument is not None and name not in _HARMLESS:
             what = _NAMES.get(name, f"the argument {name!r} in its attention")
@@ -121,22 +122,21 @@ def _attention(
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise _fail("its attention is not causal")
     index = getattr(module, "layer_idx", None)
-    if not isinstance(index, int) or index in _current.layers:
+    if not isinstance(index, int) or index in layers:
         raise _fail("a layer of it does not have exactly one attention")
     num_heads, head_dim, num_kv_heads = query.shape[1], query.shape[3], key.shape[1]
     if key.shape != value.shape or key.shape[2:] != query.shape[2:] or num_heads % num_kv_heads:
         raise _fail("its keys and values differ in size, which is not supported")
     if not hasattr(mask, "inferx_window"):
         raise _fail("the mask of its attention is not made by transformers' mask functions")
-    _current.layers[index] = LayerAttention(num_heads, num_kv_heads, head_dim, mask.inferx_window)
+    layers[index] = LayerAttention(num_heads, num_kv_heads, head_dim, mask.inferx_window)
     return query.transpose(1, 2), None
 
 
 def _mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
     """A mask without content that carries how far back its rows look."""
-    assert _current is not None
     mask: Any = torch.zeros(1, 1, _NUM_TOKENS, _NUM_TOKENS, device="meta")
-    mask.inferx_window = _window(mask_function, _current.max_positions)
+    mask.inferx_window = _window(mask_function, _probe.get().max_positions)
     return mask
 
 
@@ -152,7 +152,7 @@ def _window(mask_function: Callable[..., Tensor], max_positions: int) -> int | N
             raise _fail("the pattern of its attention mask is not supported")
     if counts == [last + 1, last]:
         return None
-    if counts[0] != counts[1] and counts != [last + 1, last]:
+    if counts[0] != counts[1]:
         raise _fail("attention in chunks is not supported")
     return counts[0]
 
