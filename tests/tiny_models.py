@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 VOCAB_SIZE = 320
 EOS_ID = 257
@@ -35,13 +42,14 @@ FUSED: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 16},
     "llama3": {
         "model_type": "llama",
+        "max_position_embeddings": 16384,
         "rope_parameters": {
             "rope_type": "llama3",
             "rope_theta": 500_000.0,
             "factor": 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
+            "original_max_position_embeddings": 8192,
         },
     },
     "smollm2": {
@@ -73,6 +81,12 @@ FUSED: dict[str, dict[str, Any]] = {
 }
 GENERAL: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "opt": {"num_key_value_heads": None, "ffn_dim": 96, "word_embed_proj_dim": 64},
     "phi3": {"pad_token_id": 256},
     "olmo2": {},
     "gpt_neox": {"num_key_value_heads": None, "rotary_pct": 0.25},
@@ -89,12 +103,8 @@ def make_tiny_model(
     folder: Path, family: str = "llama", *, seed: int = 0, dtype: str = "float32", **overrides: Any
 ) -> PreTrainedModel:
     """Writes a Hugging Face folder of a family of FUSED or GENERAL; returns the model in it."""
-    settings = {"model_type": family} | _COMMON | (FUSED | GENERAL)[family] | overrides
-    settings = {name: value for name, value in settings.items() if value is not None}
-    if family.startswith("mistral"):
-        settings.setdefault("sliding_window", None)
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = tiny_config(family, **overrides)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -106,6 +116,15 @@ def make_tiny_model(
     model.save_pretrained(folder)
     write_tiny_tokenizer(folder)
     return model
+
+
+def tiny_config(family: str, **overrides: Any) -> PretrainedConfig:
+    """A family of FUSED or GENERAL, or another model type of transformers. None drops a setting."""
+    given = {"model_type": family} | _COMMON | (FUSED | GENERAL).get(family, {}) | overrides
+    settings = {name: value for name, value in given.items() if value is not None}
+    if settings["model_type"] == "mistral":
+        settings.setdefault("sliding_window", None)
+    return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
 
 def write_tiny_tokenizer(folder: Path) -> None:
@@ -142,10 +161,10 @@ _GGUF_NAMES = {
 def write_tiny_gguf(
     path: Path, model: PreTrainedModel, kind: GGMLQuantizationType = GGMLQuantizationType.F32
 ) -> None:
-    """Writes a fused family's model as llama.cpp's converter does: vectors stay float32, a
-    Llama's q and k rows are interleaved."""
+    """Writes a fused family's model as llama.cpp's converter does: Mistral is a Llama, vectors
+    stay float32, a Llama's q and k rows are interleaved."""
     config = model.config
-    arch = config.model_type
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -164,7 +183,11 @@ def write_tiny_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    writer.add_eos_token_id(EOS_ID)
+    if rope["rope_type"] == "llama3":
+        stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+        plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / stretched).numpy())
+    _add_tokenizer(writer)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -188,6 +211,27 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """The tokenizer of `write_tiny_tokenizer`, filled up to the vocabulary with unused tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    unused = [f"[UNUSED_{i}]" for i in range(len(alphabet) + len(_SPECIAL_TOKENS), VOCAB_SIZE)]
+    normal, control, never = (
+        gguf.TokenType.NORMAL,
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.UNUSED,
+    )
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(alphabet + _SPECIAL_TOKENS + unused)
+    writer.add_token_types(
+        [normal] * len(alphabet) + [control] * len(_SPECIAL_TOKENS) + [never] * len(unused)
+    )
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(EOS_ID)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
 
 
 def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -71,8 +71,11 @@ def resolve(model: str, *, roots: Sequence[Path]) -> ModelSource:
 
 
 def source_at(path: Path, name: str = "") -> ModelSource:
-    """The source at a path that is already trusted. Raises ModelLoadError."""
-    return _source(path.resolve(), name or path.name, [])
+    """The source at a path that was resolved before, or comes from who runs the server.
+
+    Raises ModelLoadError.
+    """
+    return _source(path, name or path.name, None)
 
 
 def _inside_roots(model: str, path: Path, roots: Sequence[Path]) -> ModelSource:
@@ -85,7 +88,10 @@ def _inside_roots(model: str, path: Path, roots: Sequence[Path]) -> ModelSource:
         )
     if not resolved.exists():
         raise ModelLoadError(f"model {model!r}: there is no such file or folder")
-    return _source(resolved, model, allowed)
+    # a file keeps its name: in the Hugging Face cache the target of its link has another
+    return _source(
+        path.parent.resolve() / path.name if resolved.is_file() else resolved, model, allowed
+    )
 
 
 def _in_package(model: str) -> ModelSource:
@@ -125,8 +131,11 @@ def _from_hub(model: str) -> ModelSource:
     return _source(Path(folder).resolve(), model, [])
 
 
-def _source(path: Path, name: str, allowed: Sequence[Path]) -> ModelSource:
-    """Tells the format of a file or folder from what lies in it."""
+def _source(path: Path, name: str, allowed: Sequence[Path] | None) -> ModelSource:
+    """Tells the format of a file or folder from what lies in it.
+
+    allowed: where its files may link to besides itself; None: anywhere.
+    """
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelLoadError(
@@ -137,13 +146,14 @@ def _source(path: Path, name: str, allowed: Sequence[Path]) -> ModelSource:
     if not path.is_dir():
         raise ModelLoadError(f"model {name!r}: there is no such file or folder")
     files = sorted(entry for entry in path.iterdir() if entry.is_file() or entry.is_symlink())
-    _refuse_escapes(files, path, name, allowed)
+    if allowed is not None:
+        _refuse_escapes(files, path, name, allowed)
     safetensors = [file for file in files if file.suffix == ".safetensors"]
     ggufs = [file for file in files if file.suffix == ".gguf"]
     if safetensors and (path / "config.json").is_file():
         return ModelSource(path, "huggingface", name)
     if len(ggufs) == 1 and not safetensors:
-        return ModelSource(ggufs[0].resolve(), "gguf", name)
+        return ModelSource(ggufs[0], "gguf", name)
     raise ModelLoadError(f"model {name!r}: {_what_is_wrong(files, safetensors, ggufs)}")
 
 

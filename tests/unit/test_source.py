@@ -94,6 +94,14 @@ def test_a_hub_caches_links_to_its_blobs_are_followed(root: Path, tmp_path: Path
     assert resolve(str(snapshot), roots=[root, snapshot]).format == "huggingface"
 
 
+def test_a_linked_gguf_keeps_its_name(root: Path) -> None:
+    (root / "blob").write_bytes(b"")
+    (root / "g").mkdir()
+    (root / "g" / "a.gguf").symlink_to(root / "blob")
+    assert resolve("g", roots=[root]).path == root / "g" / "a.gguf"
+    assert resolve("g/a.gguf", roots=[root]).path == root / "g" / "a.gguf"
+
+
 def test_a_hub_id_is_taken_from_the_local_cache(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

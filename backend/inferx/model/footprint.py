@@ -41,9 +41,13 @@ def check_fits(
     if needed > free:
         raise load_error(
             source,
-            f"its weights take {needed / 1e9:.2f} GB in {str(dtype).removeprefix('torch.')}, "
-            f"and {free / 1e9:.2f} GB of memory are free on the device {device.type!r}",
+            f"its weights take {_size(needed)} in {str(dtype).removeprefix('torch.')}, "
+            f"and {_size(free)} of memory are free on the device {device.type!r}",
         )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def _free_in_cgroup() -> float:

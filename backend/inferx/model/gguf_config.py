@@ -8,6 +8,7 @@ import torch
 
 from inferx.gguf_file import GGUFError, GGUFFile, read_gguf
 from inferx.model.config import ModelConfig, RopeConfig
+from inferx.model.hf_config import MAX_LAYERS
 from inferx.source import ModelSource, load_error
 
 ARCHITECTURES = {
@@ -71,7 +72,7 @@ def gguf_config(source: ModelSource, file: GGUFFile) -> ModelConfig:
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
         intermediate_size=entry.size("feed_forward_length"),
-        num_layers=entry.size("block_count"),
+        num_layers=entry.size("block_count", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -80,7 +81,7 @@ def gguf_config(source: ModelSource, file: GGUFFile) -> ModelConfig:
         max_position_embeddings=max_positions,
         tie_word_embeddings="output.weight" not in file.tensors,
         dtype=_dtype(embedding.type.name),
-        eos_token_ids=_eos_token_ids(file),
+        eos_token_ids=_eos_token_ids(file, embedding.shape[0]),
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
@@ -95,16 +96,17 @@ class _Entries:
         self.source = source
         self.file = file
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, *, most: int = 2**31) -> int:
         value = self.file.get(key, default)
-        if type(value) is not int or not 0 < value <= 2**31:
-            raise self._wrong(key, value, "a positive integer")
+        if type(value) is not int or not 0 < value <= most:
+            raise self._wrong(key, value, f"an integer between 1 and {most}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, *, above: float = 0) -> float:
         value = self.file.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self._wrong(key, value, "a positive number")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not above < value < 1e30:
+            raise self._wrong(key, value, f"a number above {above}")
         return float(f"{value:.7g}")  # the file's float32 0.00001 is 9.9999997e-06 as a double
 
     def _wrong(self, key: str, value: Any, expected: str) -> Exception:
@@ -119,7 +121,7 @@ class _Entries:
 
 
 def _rope(entry: _Entries, file: GGUFFile, head_dim: int, max_positions: int) -> RopeConfig:
-    theta = entry.number("rope.freq_base", 10_000.0)
+    theta = entry.number("rope.freq_base", 10_000.0, above=1)
     kind = file.get("rope.scaling.type", "none")
     if "rope_freqs.weight" in file.tensors:
         scaling = _llama3_scaling(entry.source, file, theta, head_dim)
@@ -162,6 +164,6 @@ def _dtype(embedding_type: str) -> str:
     return {"F32": "float32", "F16": "float16"}.get(embedding_type, "bfloat16")
 
 
-def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
+def _eos_token_ids(file: GGUFFile, vocab_size: int) -> tuple[int, ...]:
     ids = (file.metadata.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS)
-    return tuple(dict.fromkeys(id for id in ids if type(id) is int))
+    return tuple(dict.fromkeys(id for id in ids if type(id) is int and 0 <= id < vocab_size))

@@ -7,21 +7,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inferx.model.config import ModelConfig, RopeConfig
-from inferx.model.rope import SUPPORTED_ROPE_TYPES
+from inferx.model.config import ModelConfig
+from inferx.model.hf_rope import rope_config
 from inferx.source import ModelSource, load_error
 
-FUSED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-_DTYPES = ("float32", "bfloat16", "float16")
-_ROPE_NEEDS = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+FUSED_ARCHITECTURES = {  # and the model_type that goes with each
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }
+MAX_LAYERS = 4096
+_DTYPES = ("float32", "bfloat16", "float16")
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
@@ -32,12 +29,12 @@ class _LlamaLike(msgspec.Struct, kw_only=True):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
     hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
     max_position_embeddings: Size
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -46,10 +43,6 @@ class _LlamaLike(msgspec.Struct, kw_only=True):
     use_sliding_window: bool = False
     max_window_layers: int = 28
     layer_types: list[str] | None = None
-    rope_theta: float | None = None
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    partial_rotary_factor: float | None = None
     dtype: str | None = None
     torch_dtype: str | None = None
 
@@ -78,6 +71,11 @@ def architecture_of(source: ModelSource, raw: dict[str, Any]) -> str:
 def llama_like_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
     """ModelConfig of one of FUSED_ARCHITECTURES. Raises ModelLoadError."""
     architecture = architecture_of(source, raw)
+    model_type = raw.get("model_type", FUSED_ARCHITECTURES[architecture])
+    if model_type != FUSED_ARCHITECTURES[architecture]:
+        raise load_error(
+            source, f"{architecture} with the model_type {model_type!r} is not supported"
+        )
     try:
         given = msgspec.convert(raw, _LlamaLike)
     except msgspec.ValidationError as error:
@@ -107,11 +105,13 @@ def llama_like_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=given.rms_norm_eps,
-        rope=_rope(source, given, head_dim),
+        rope=rope_config(
+            source, raw, head_dim=head_dim, max_positions=given.max_position_embeddings
+        ),
         max_position_embeddings=given.max_position_embeddings,
         tie_word_embeddings=given.tie_word_embeddings,
         dtype=checkpoint_dtype(given.dtype or given.torch_dtype),
-        eos_token_ids=eos_token_ids(source.path, raw),
+        eos_token_ids=eos_token_ids(source.path, raw, given.vocab_size),
         attention_bias=architecture == "Qwen2ForCausalLM" or given.attention_bias,
         attention_out_bias=architecture != "Qwen2ForCausalLM" and given.attention_bias,
         mlp_bias=given.mlp_bias,
@@ -153,39 +153,17 @@ def _sliding(
     return (given.sliding_window, layers) if any(layers) else (None, None)
 
 
-def _rope(source: ModelSource, given: _LlamaLike, head_dim: int) -> RopeConfig:
-    """transformers 5 writes rope_parameters, older versions rope_theta and rope_scaling."""
-    scaling = dict(given.rope_parameters or given.rope_scaling or {})
-    theta = scaling.pop("rope_theta", None) or given.rope_theta or 10_000.0
-    partial = scaling.pop("partial_rotary_factor", None) or given.partial_rotary_factor or 1.0
-    rope_type = scaling.pop("type", "default")  # the oldest name of rope_type
-    rope_type = scaling.pop("rope_type", rope_type)
-    if rope_type not in SUPPORTED_ROPE_TYPES:
-        raise load_error(source, f"rotary embeddings of the type {rope_type!r} are not supported")
-    if partial != 1.0:
-        raise load_error(source, "partial rotary embeddings are not supported for its architecture")
-    if head_dim % 2:
-        raise load_error(
-            source, f"config.json: rotary embeddings need an even head_dim, not {head_dim}"
-        )
-    if rope_type == "default":
-        return RopeConfig(theta=theta, rotary_dim=head_dim)
-    if rope_type in ("llama3", "yarn"):
-        scaling.setdefault("original_max_position_embeddings", given.max_position_embeddings)
-    for name in _ROPE_NEEDS.get(rope_type, ()):
-        if not isinstance(scaling.get(name), int | float):
-            raise load_error(source, f"config.json: {rope_type} rotary embeddings need {name!r}")
-    return RopeConfig(theta=theta, rotary_dim=head_dim, scaling={"rope_type": rope_type, **scaling})
+def eos_token_ids(folder: Path, raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Every id that ends a text: generation_config.json's, config.json's and the tokenizer's.
 
-
-def eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """Every id that ends a text: generation_config.json's, config.json's and the tokenizer's."""
+    Ids that the model has no logit for are left out.
+    """
     found: list[Any] = []
     for config in (_optional_json(folder / "generation_config.json"), raw):
         ids = config.get("eos_token_id")
         found += ids if isinstance(ids, list) else [ids]
     found.append(_tokenizer_eos(folder))
-    return tuple(dict.fromkeys(id for id in found if type(id) is int and id >= 0))
+    return tuple(dict.fromkeys(id for id in found if type(id) is int and 0 <= id < vocab_size))
 
 
 class _AddedToken(msgspec.Struct):

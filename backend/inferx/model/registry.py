@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.config import ModelConfig
+from inferx.model.footprint import check_fits
 from inferx.model.gguf_config import gguf_config, open_gguf
 from inferx.model.hf_config import (
     FUSED_ARCHITECTURES,
@@ -10,7 +17,23 @@ from inferx.model.hf_config import (
     llama_like_config,
     read_json,
 )
+from inferx.model.weights import iter_weights
 from inferx.source import ModelSource, load_error
+
+
+class CausalLM(Protocol):
+    """A loaded model. Its KV cache is `config.num_layers` pairs of pages, each of
+    `config.num_kv_heads` heads of `config.head_dim`."""
+
+    config: ModelConfig
+
+    def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
+        """Writes K and V; returns hidden states, final norm applied: [num_tokens, hidden_size]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [num_samples, hidden_size]; returns [num_samples, vocab_size], float32."""
+        ...
 
 
 def load_config(source: ModelSource) -> ModelConfig:
@@ -18,7 +41,34 @@ def load_config(source: ModelSource) -> ModelConfig:
     if source.format == "gguf":
         return gguf_config(source, open_gguf(source))
     raw = read_json(source, "config.json")
-    architecture = architecture_of(source, raw)
-    if architecture not in FUSED_ARCHITECTURES:
-        raise load_error(source, f"the architecture {architecture} is not supported")
-    return llama_like_config(source, raw)
+    if (source.path / "adapter_config.json").exists():
+        raise load_error(source, "its folder holds an adapter: merge it into its model first")
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise load_error(source, f"weights quantized by {method!r} are not supported")
+    if architecture_of(source, raw) in FUSED_ARCHITECTURES:
+        return llama_like_config(source, raw)
+    from inferx.model.general import general_config  # imports transformers: seconds
+
+    return general_config(source, raw)
+
+
+def load_model(
+    source: ModelSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> CausalLM:
+    """Loads the weights onto the device.
+
+    Raises ModelLoadError where they are damaged, do not match `config`, or exceed the memory.
+    """
+    check_fits(source, config, dtype, device)
+    if config.architecture in FUSED_ARCHITECTURES:
+        from inferx.model.llama import LlamaForCausalLM
+
+        model = LlamaForCausalLM(config, dtype=dtype, device=device)
+        model.load_weights(iter_weights(source, config, dtype))
+        return model
+    from inferx.model.general import GeneralCausalLM
+
+    raw = read_json(source, "config.json")
+    return GeneralCausalLM(source, raw, config, dtype=dtype, device=device)

@@ -18,6 +18,7 @@ from inferx.source import ModelSource, load_error
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _NAMES_SHOWN = 3
 
 Shapes = dict[str, tuple[int, ...]]
@@ -44,7 +45,11 @@ def checked(
 ) -> Iterator[tuple[str, Tensor]]:
     """Passes on what is expected. Raises ModelLoadError like `iter_weights`."""
     missing = dict(expected)
+    ties = _HEAD not in expected
+    tied: list[Tensor] = []
     for name, tensor in weights:
+        if ties and name in (_HEAD, _EMBEDDING):
+            tied.append(tensor)
         if _is_redundant(name, expected):
             continue
         if name not in expected:
@@ -59,6 +64,12 @@ def checked(
                 f"its configuration asks for {list(shape)}",
             )
         yield name, tensor
+    if len(tied) == 2 and not torch.equal(*tied):
+        raise load_error(
+            source,
+            f"its {_HEAD} is not its embedding, as config.json says: "
+            "set tie_word_embeddings to false there",
+        )
     if missing:
         names = ", ".join(list(missing)[:_NAMES_SHOWN])
         more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
@@ -70,11 +81,11 @@ def llama_like_shapes(config: ModelConfig) -> Shapes:
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: Shapes = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        _EMBEDDING: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[_HEAD] = (config.vocab_size, hidden)
     linears = {
         "self_attn.q_proj": (q, hidden, config.attention_bias),
         "self_attn.k_proj": (kv, hidden, config.attention_bias),
@@ -147,7 +158,7 @@ def _is_redundant(name: str, expected: Shapes) -> bool:
     """Buffers that old checkpoints saved, and a tied head that is the embedding once more."""
     if name.endswith((".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")):
         return name not in expected
-    return name == "lm_head.weight" and name not in expected
+    return name == _HEAD and name not in expected
 
 
 def _one_line(error: Exception) -> str:
