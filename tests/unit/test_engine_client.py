@@ -3,9 +3,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from inferx.engine import supervisor
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import InvalidArgument, Unavailable
-from running_engine import Outputs, engine_process, make_client, wait_until
+from running_engine import PATIENCE, Outputs, engine_process, make_client, wait_until
 
 FOREVER = SamplingParams(max_tokens=8000)
 
@@ -171,3 +172,21 @@ def test_thousands_of_requests_from_many_threads_each_end_exactly_once():
     assert len(set(uids)) + len(set(aborted)) == 8 * 499
     assert {outputs.num_last(uid) for uid in uids} == {1}
     assert all(outputs.num_last(uid) <= 1 for uid in aborted)
+
+
+def test_a_sink_that_never_returns_does_not_keep_close_or_the_engine(monkeypatch):
+    monkeypatch.setattr(supervisor, "JOIN_MARGIN", 0.2)
+    client = make_client()
+    client.start()
+    stuck, release = threading.Event(), threading.Event()
+
+    def wait(output):
+        stuck.set()
+        release.wait()
+
+    client.submit([1], [SamplingParams(max_tokens=1)], wait)
+    assert stuck.wait(PATIENCE)
+    process = engine_process()
+    client.close(0.1)
+    release.set()
+    wait_until(lambda: not process.is_running())

@@ -89,9 +89,10 @@ class Supervisor:
 
     def start(self) -> EngineInfo:
         """Spawns the engine and waits until it is ready. Raises ModelLoadError."""
-        if self._closing.is_set():
-            raise ModelLoadError(f"{self._name}: the engine is closed")
-        self._thread.start()
+        with self._close_lock:
+            if self._closing.is_set():
+                raise ModelLoadError(f"{self._name}: the engine is closed")
+            self._thread.start()
         self._started.wait()
         if self.info is None:
             raise ModelLoadError(self._failure or f"{self._name}: closed while it loaded")
@@ -107,7 +108,7 @@ class Supervisor:
     def close(self, timeout: float) -> None:
         """Stops the engine, at the latest by force after `timeout` seconds, and reaps it."""
         with self._close_lock:
-            if self.state is State.CLOSED:
+            if self._closing.is_set():
                 return
             self._close_deadline = time.monotonic() + timeout
             self._closing.set()
@@ -120,16 +121,19 @@ class Supervisor:
                     self._engine.kill()
             else:
                 os.close(self._wake_fd)
-            self.state = State.CLOSED
+            self._enter(State.CLOSED)
 
-    # The rest runs in the supervisor's thread
+    # The rest runs in the supervisor's thread, apart from `_enter`
 
     def _run(self) -> None:
         self._enter(State.STARTING)
         delay: float | None = 0.0
-        while delay is not None and not self._closing.wait(delay):
-            delay = self._live()
-        self._started.set()
+        try:
+            while delay is not None and not self._closing.wait(delay):
+                delay = self._live()
+        finally:
+            self._enter(State.DOWN)
+            self._started.set()
 
     def _live(self) -> float | None:
         """One engine process, to its end. Returns the pause before the next, None: no next."""
@@ -202,7 +206,7 @@ class Supervisor:
             silence = 0.0 if messages else silence + min(now - before, self._ping_interval)
             for message in messages:
                 self._take(message)
-            if (ending := engine.how_it_ended()) is not None:
+            if not messages and (ending := engine.how_it_ended()) is not None:
                 raise EngineLost(f"{self._name}: the engine process {ending}{_hint(ending)}")
             if silence > self._config.heartbeat_timeout:
                 raise EngineLost(
