@@ -105,6 +105,8 @@ class EngineClient:
 
     def abort(self, uids: list[int]) -> None:
         """Ends requests at once and without a further output; those that have ended are ignored."""
+        if not uids:
+            return
         self._forget(uids)
         with contextlib.suppress(Unavailable):  # an engine that knew them is gone
             self._supervisor.send(AbortRequests(uids))

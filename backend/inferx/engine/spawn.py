@@ -18,6 +18,7 @@ from inferx.engine.wire import parent_wire, private_directory
 
 logger = logging.getLogger(__name__)
 
+COMMAND = [sys.executable, "-m", "inferx.engine.process"]
 _POLL_WITHOUT_PIDFD = 0.05  # seconds between two looks at the process
 _DEATH = 5.0  # seconds that a killed process may take to go
 
@@ -107,7 +108,7 @@ class EngineProcess:
 def _spawn(directory: str) -> subprocess.Popen[bytes]:
     """Its standard input is a pipe whose end is the parent's; all its output goes to our stderr."""
     return subprocess.Popen(
-        [sys.executable, "-m", "inferx.engine.process", directory, str(os.getpid())],
+        [*COMMAND, directory, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=sys.__stderr__ or subprocess.DEVNULL,
         env={**os.environ, "PYTHONSAFEPATH": "1"},  # never import from the working directory

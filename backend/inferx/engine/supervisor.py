@@ -36,7 +36,6 @@ from inferx.errors import ModelLoadError, Unavailable
 logger = logging.getLogger(__name__)
 
 PING_INTERVAL = 0.5  # seconds, at most
-LONGEST_TICK = 1.0  # seconds of silence that one turn of the loop may count
 JOIN_MARGIN = 8.0  # seconds beyond close's timeout: killing and reaping
 
 
@@ -52,7 +51,7 @@ class State(enum.Enum):
 
 
 class EngineLost(Exception):
-    """The engine process is of no use any more; the text is a sentence's end that says why."""
+    """The engine process is of no use any more; the text is the sentence that says why."""
 
 
 class Supervisor:
@@ -70,7 +69,7 @@ class Supervisor:
         self._config = config
         self._on_outputs = on_outputs
         self._on_lost = on_lost
-        self._name = Path(config.model).name or config.engine
+        self._name = f"model {Path(config.model).name or config.engine!r}"
         self._ping_interval = min(PING_INTERVAL, config.heartbeat_timeout / 4)
         self._budget = RestartBudget(config.max_engine_restarts)
         self._thread = threading.Thread(target=self._run, name="inferx-engine", daemon=True)
@@ -90,12 +89,13 @@ class Supervisor:
 
     def start(self) -> EngineInfo:
         """Spawns the engine and waits until it is ready. Raises ModelLoadError."""
-        if self._closing.is_set():
-            raise ModelLoadError(f"model {self._name!r}: the engine is closed")
-        self._thread.start()
+        with self._close_lock:
+            if self._closing.is_set():
+                raise ModelLoadError(f"{self._name}: the engine is closed")
+            self._thread.start()
         self._started.wait()
         if self.info is None:
-            raise ModelLoadError(self._failure or f"model {self._name!r}: closed while it loaded")
+            raise ModelLoadError(self._failure or f"{self._name}: closed while it loaded")
         return self.info
 
     def send(self, message: ToEngine) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
     def close(self, timeout: float) -> None:
         """Stops the engine, at the latest by force after `timeout` seconds, and reaps it."""
         with self._close_lock:
-            if self.state is State.CLOSED:
+            if self._closing.is_set():
                 return
             self._close_deadline = time.monotonic() + timeout
             self._closing.set()
@@ -121,16 +121,19 @@ class Supervisor:
                     self._engine.kill()
             else:
                 os.close(self._wake_fd)
-            self.state = State.CLOSED
+            self._enter(State.CLOSED)
 
-    # The rest runs in the supervisor's thread
+    # The rest runs in the supervisor's thread, apart from `_enter`
 
     def _run(self) -> None:
         self._enter(State.STARTING)
         delay: float | None = 0.0
-        while delay is not None and not self._closing.wait(delay):
-            delay = self._live()
-        self._started.set()
+        try:
+            while delay is not None and not self._closing.wait(delay):
+                delay = self._live()
+        finally:
+            self._enter(State.DOWN)
+            self._started.set()
 
     def _live(self) -> float | None:
         """One engine process, to its end. Returns the pause before the next, None: no next."""
@@ -147,10 +150,14 @@ class Supervisor:
         except EngineLost as lost:
             return self._lost(str(lost))
         except OSError as error:
-            return self._lost(f"the engine process could not be started: {error.strerror or error}")
+            return self._lost(
+                f"{self._name}: the engine process could not be started: {error.strerror or error}"
+            )
         except Exception as error:
             logger.exception("supervising the engine failed")
-            return self._lost(f"supervising the engine failed with {type(error).__name__}")
+            return self._lost(
+                f"{self._name}: supervising the engine failed with {type(error).__name__}"
+            )
         finally:
             if engine is not None:
                 engine.end(grace)
@@ -174,11 +181,13 @@ class Supervisor:
                     self._started.set()
                     return
             if (ending := engine.how_it_ended()) is not None:
-                raise EngineLost(f"the engine process {ending} while it loaded{_hint(ending)}")
+                raise EngineLost(
+                    f"{self._name}: the engine process {ending} while it loaded{_hint(ending)}"
+                )
             if time.monotonic() > deadline:
                 raise EngineLost(
-                    f"the engine was not ready within {self._config.start_timeout:g} seconds "
-                    "(start_timeout)"
+                    f"{self._name}: the engine was not ready within "
+                    f"{self._config.start_timeout:g} seconds (start_timeout)"
                 )
 
     def _watch(self, engine: EngineProcess) -> None:
@@ -193,15 +202,15 @@ class Supervisor:
                 next_ping = now + self._ping_interval
             messages = engine.receive(next_ping - now)
             before, now = now, time.monotonic()
-            # When this process itself was stopped for a while, that was not the engine's silence.
-            silence = 0.0 if messages else silence + min(now - before, LONGEST_TICK)
+            # A turn that took longer means that this process was stopped, maybe the engine too.
+            silence = 0.0 if messages else silence + min(now - before, self._ping_interval)
             for message in messages:
                 self._take(message)
-            if (ending := engine.how_it_ended()) is not None:
-                raise EngineLost(f"the engine process {ending}{_hint(ending)}")
+            if not messages and (ending := engine.how_it_ended()) is not None:
+                raise EngineLost(f"{self._name}: the engine process {ending}{_hint(ending)}")
             if silence > self._config.heartbeat_timeout:
                 raise EngineLost(
-                    f"the engine process gave no sign of life for "
+                    f"{self._name}: the engine process gave no sign of life for "
                     f"{self._config.heartbeat_timeout:g} seconds (heartbeat_timeout)"
                 )
 
@@ -214,8 +223,7 @@ class Supervisor:
     def _lost(self, reason: str) -> float | None:
         """Tells everyone, and decides what follows. Returns the pause before a restart."""
         if self.info is None:
-            named = f"model {self._name!r}: {reason}" if self._name not in reason else reason
-            self._failure = named
+            self._failure = reason
             self._enter(State.DOWN)
             return None
         delay = self._budget.next_delay(time.monotonic())

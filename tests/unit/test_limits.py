@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+from inferx.engine.limits import check_request
+from inferx.engine.messages import EngineInfo
+from inferx.engine.sampling import SamplingParams
+from inferx.errors import InvalidArgument
+
+INFO = EngineInfo(
+    max_model_len=10,
+    vocab_size=100,
+    eos_token_ids=[2],
+    block_size=16,
+    num_blocks=4,
+    device="cpu",
+    dtype="float32",
+    weight_bytes=0,
+    kv_cache_bytes=0,
+    load_seconds={},
+)
+
+
+def test_prompt_and_output_may_fill_the_model_exactly():
+    check_request([0, 99, 5, 5], [SamplingParams(max_tokens=6)], INFO)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        ([], {}, ["the prompt is empty"]),
+        ([1] * 4, {"max_tokens": 7}, ["4 tokens", "max_tokens is 7", "at most 10"]),
+        ([1] * 11, {"max_tokens": 1}, ["11 tokens", "at most 10"]),
+        ([1, 100], {}, ["the prompt", "100", "0 to 99"]),
+        ([1, -1], {}, ["the prompt", "-1", "0 to 99"]),
+        ([1], {"stop_token_ids": [3, 100]}, ["stop_token_ids", "100", "0 to 99"]),
+        ([1], {"logit_bias": {"100": 1.0}}, ["logit_bias", "100", "0 to 99"]),
+    ],
+)
+def test_what_can_never_be_served_is_refused_with_the_numbers(prompt, params, words):
+    params = SamplingParams.parse({"max_tokens": 2, **params})
+    with pytest.raises(InvalidArgument) as refused:
+        check_request(prompt, [params], INFO)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_every_choice_is_checked():
+    with pytest.raises(InvalidArgument):
+        check_request([1], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=10)], INFO)
