@@ -1,0 +1,178 @@
+"""The fused Llama-like models: Llama, Mistral, Qwen2, Qwen3, SmolLM2.
+
+They differ by what their ModelConfig says: biases, QK-norm, sliding windows, rotary scaling, tied
+embeddings. Names of weights are Hugging Face's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from inferx_kernels import ops
+from torch import Tensor
+
+from inferx.model.batch import ForwardBatch, KVCache
+from inferx.model.config import ModelConfig
+from inferx.model.layers import Embedding, Linear, RMSNorm
+from inferx.model.rope import rope_frequencies
+
+
+class _Step(NamedTuple):
+    """What all layers of a step share."""
+
+    cos: Tensor
+    sin: Tensor
+    slot_mapping: Tensor
+    attention: dict[int | None, ops.AttentionPlan]  # by sliding window
+
+
+class LlamaForCausalLM:
+    """A CausalLM. Call `load_weights` once, with every weight."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        inv_freq, self._rope_scaling = rope_frequencies(config)
+        self._inv_freq = inv_freq.to(device)
+        self._embed_tokens = Embedding(
+            config.vocab_size, config.hidden_size, dtype=dtype, device=device
+        )
+        self._layers = [_Layer(config, i, dtype, device) for i in range(config.num_layers)]
+        self._norm = _norm(config, dtype, device)
+        self._lm_head = Linear(bias=False, dtype=dtype, device=device)
+
+    def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
+        """Writes the step's K and V; returns the final norm's output [num_tokens, hidden]."""
+        cos, sin = ops.rope_cos_sin(batch.positions, self._inv_freq, self._rope_scaling)
+        windows = {layer.sliding_window for layer in self._layers}
+        plans = {window: self._plan(batch, kv[0], window) for window in windows}
+        step = _Step(cos, sin, batch.slot_mapping, plans)
+
+        residual = self._embed_tokens(batch.token_ids)
+        x = self._layers[0].input_norm(residual)
+        next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
+        for layer, cache, next_norm in zip(self._layers, kv, next_norms, strict=True):
+            x = layer.attention(x, step, cache)
+            x = layer.post_attention_norm.add(x, residual)
+            x = layer.mlp(x)
+            x = next_norm.add(x, residual)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_samples, hidden] -> [num_samples, vocab] float32."""
+        return self._lm_head(hidden).float()
+
+    def _plan(self, batch: ForwardBatch, kv: KVCache, window: int | None) -> ops.AttentionPlan:
+        return ops.plan_attention(
+            batch.block_table,
+            batch.seq_lens,
+            batch.query_start,
+            block_size=kv.k.shape[1],
+            num_heads=self.config.num_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            sliding_window=window,
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes every weight once, in any order, by its Hugging Face name.
+
+        An lm_head is expected unless embeddings are tied.
+        """
+        for name, tensor in weights:
+            module, _, kind = name.removeprefix("model.").rpartition(".")
+            if module == "embed_tokens":
+                self._embed_tokens.weight.copy_(tensor)
+                if self.config.tie_word_embeddings:
+                    self._lm_head.load("weight", self._embed_tokens.weight)
+            elif module == "lm_head":
+                self._lm_head.load(kind, tensor)
+            elif module == "norm":
+                self._norm.weight.copy_(tensor)
+            else:
+                _, index, module = module.split(".", 2)
+                self._layers[int(index)].load(module, kind, tensor)
+
+
+class _Layer:
+    def __init__(
+        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._heads, self._kv_heads = config.num_heads, config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._scale = config.head_dim**-0.5
+        slides = config.layer_sliding is None or config.layer_sliding[index]
+        self.sliding_window = config.sliding_window if slides else None
+
+        def linear(num_parts: int, bias: bool) -> Linear:
+            return Linear(num_parts, bias=bias, dtype=dtype, device=device)
+
+        self.input_norm = _norm(config, dtype, device)
+        self._qkv_proj = linear(3, config.attention_bias)
+        self._qk_norm = (
+            RMSNorm(
+                self._heads + self._kv_heads,
+                self._head_dim,
+                eps=config.rms_norm_eps,
+                dtype=dtype,
+                device=device,
+            )
+            if config.qk_norm
+            else None
+        )
+        self._o_proj = linear(1, config.attention_out_bias)
+        self.post_attention_norm = _norm(config, dtype, device)
+        self._gate_up_proj = linear(2, config.mlp_bias)
+        self._down_proj = linear(1, config.mlp_bias)
+
+    def attention(self, x: Tensor, step: _Step, kv: KVCache) -> Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]."""
+        qkv = self._qkv_proj(x).view(len(x), -1, self._head_dim)
+        qk, v = qkv.split([self._heads + self._kv_heads, self._kv_heads], dim=1)
+        if self._qk_norm is not None:
+            qk = self._qk_norm(qk)
+        q, k = ops.apply_rope(qk, step.cos, step.sin).split([self._heads, self._kv_heads], dim=1)
+        ops.write_kv(k, v, kv.k, kv.v, step.slot_mapping)
+        plan = step.attention[self.sliding_window]
+        out = ops.paged_attention(q, kv.k, kv.v, plan, self._scale)
+        return self._o_proj(out.flatten(1))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self._down_proj(ops.silu_mul(self._gate_up_proj(x)))
+
+    def load(self, module: str, kind: str, tensor: Tensor) -> None:
+        match module:
+            case "input_layernorm":
+                self.input_norm.weight.copy_(tensor)
+            case "post_attention_layernorm":
+                self.post_attention_norm.weight.copy_(tensor)
+            case "self_attn.q_proj":
+                self._qkv_proj.load(kind, tensor, 0)
+            case "self_attn.k_proj":
+                self._qkv_proj.load(kind, tensor, 1)
+            case "self_attn.v_proj":
+                self._qkv_proj.load(kind, tensor, 2)
+            case "self_attn.q_norm":
+                self._qk_norm_weight[: self._heads] = tensor
+            case "self_attn.k_norm":
+                self._qk_norm_weight[self._heads :] = tensor
+            case "self_attn.o_proj":
+                self._o_proj.load(kind, tensor)
+            case "mlp.gate_proj":
+                self._gate_up_proj.load(kind, tensor, 0)
+            case "mlp.up_proj":
+                self._gate_up_proj.load(kind, tensor, 1)
+            case "mlp.down_proj":
+                self._down_proj.load(kind, tensor)
+            case _:
+                raise KeyError(module)
+
+    @property
+    def _qk_norm_weight(self) -> Tensor:
+        assert self._qk_norm is not None
+        return self._qk_norm.weight
+
+
+def _norm(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> RMSNorm:
+    return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)

@@ -1,0 +1,51 @@
+"""Linear layers over weights that are packed once, at load."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inferx_kernels.invariance import TILE, by_tiles, is_batch_invariant
+
+
+class PackedLinear(NamedTuple):
+    """A weight in the memory order that its device multiplies fastest. Opaque; see `linear`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    is_blocked: bool  # in oneDNN's blocked format
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    """Packs weight: [out_features, in_features] and bias: [out_features], of one dtype."""
+    if not _has_blocked_format(weight):
+        return PackedLinear(weight.contiguous(), bias, False)
+    blocked = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TILE)
+    return PackedLinear(blocked, bias, True)
+
+
+def linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    """x: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
+    if is_batch_invariant():
+        return by_tiles(lambda tile: _linear(tile, packed), x)
+    return _linear(x, packed)
+
+
+def _linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    if packed.is_blocked:
+        return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+    return F.linear(x, packed.weight, packed.bias)
+
+
+def _has_blocked_format(weight: Tensor) -> bool:
+    """oneDNN's blocked weights are 1.1 to 3 times as fast on CPUs at 1 to 64 tokens."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype is torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if weight.dtype is torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return True

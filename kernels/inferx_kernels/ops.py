@@ -1,0 +1,51 @@
+"""The operations that models and the runner call, for tensors of any device.
+
+Each is the PyTorch reference today; where a device gets a kernel of its own, the choice between
+the two is made here and nowhere else, and the reference stays the kernel's oracle.
+"""
+
+from __future__ import annotations
+
+from inferx_kernels.activation import silu_mul
+from inferx_kernels.attention import AttentionPlan, paged_attention, plan_attention
+from inferx_kernels.invariance import is_batch_invariant, use_batch_invariant
+from inferx_kernels.kv_cache import copy_pages, write_kv
+from inferx_kernels.linear import PackedLinear, linear, pack_linear
+from inferx_kernels.norm import add_rms_norm, rms_norm
+from inferx_kernels.philox import uniform
+from inferx_kernels.rope import apply_rope, rope_cos_sin
+from inferx_kernels.sampling import (
+    LogprobsTensors,
+    apply_penalties,
+    chosen_logprobs,
+    draw,
+    filter_min_p,
+    filter_top_k,
+    filter_top_p,
+)
+
+__all__ = [
+    "AttentionPlan",
+    "LogprobsTensors",
+    "PackedLinear",
+    "add_rms_norm",
+    "apply_penalties",
+    "apply_rope",
+    "chosen_logprobs",
+    "copy_pages",
+    "draw",
+    "filter_min_p",
+    "filter_top_k",
+    "filter_top_p",
+    "is_batch_invariant",
+    "linear",
+    "pack_linear",
+    "paged_attention",
+    "plan_attention",
+    "rms_norm",
+    "rope_cos_sin",
+    "silu_mul",
+    "uniform",
+    "use_batch_invariant",
+    "write_kv",
+]
