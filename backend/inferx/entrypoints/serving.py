@@ -1,0 +1,150 @@
+"""Serves one model in the foreground: a temporary model repository and a tritonserver on it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from inferx.entrypoints.settings import engine_config
+from inferx.errors import ModelLoadError
+from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, resolve
+from inferx.triton.server import ServerError, TritonServer, find_server, write_model_repository
+
+_PROGRESS_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the server listens; a port of 0 means a free one."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+
+def serve(
+    settings: Mapping[str, Any], endpoint: Endpoint, *, name: str | None, tritonserver: str | None
+) -> int:
+    """Runs until the server ends, or a SIGINT or SIGTERM ends it; an exit status.
+
+    Raises InferxError when it does not come up.
+    """
+    config = engine_config(settings)
+    settings, roots = local_model(settings)
+    name = name or served_name(config.model)
+    installation = find_server(tritonserver)
+    with tempfile.TemporaryDirectory(prefix="inferx-models-") as folder:
+        server = TritonServer(
+            write_model_repository(folder, name, settings),
+            installation=installation,
+            address=endpoint.host,
+            http_port=endpoint.http_port,
+            grpc_port=endpoint.grpc_port,
+            metrics_port=endpoint.metrics_port,
+            exit_timeout=math.ceil(config.drain_timeout) + 5,
+            log=None,
+            environment=with_roots(os.environ, roots),
+        )
+        return _run(server, name, config.start_timeout)
+
+
+def local_model(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]]:
+    """Settings whose local paths are absolute, and the folders that these paths may lie in.
+
+    Raises ModelLoadError for a model that is not there, before anything is started.
+    """
+    found = dict(settings)
+    roots: list[Path] = []
+    for setting in ("model", "tokenizer"):
+        named = found.get(setting)
+        if not named:
+            continue
+        path = Path(named).expanduser()
+        if named.startswith(PACKAGE_PREFIX):
+            continue
+        if path.exists():
+            found[setting] = str(path.resolve())
+            roots.append(path.resolve().parent)
+        elif named.count("/") != 1 or named.startswith((".", "~", "/")):
+            raise ModelLoadError(
+                f"{setting} {named!r}: there is no such file or folder; "
+                "a hub id has the form org/name, a model in a Python package package:NAME"
+            )
+    if found.get("model"):
+        resolve(found["model"], roots=roots or [Path.cwd()])
+    return found, roots
+
+
+def with_roots(environment: Mapping[str, str], roots: list[Path]) -> dict[str, str]:
+    """The environment in which models may be read from `roots` too."""
+    listed = [*map(str, roots), environment.get(ROOTS_VARIABLE, "")]
+    return {**environment, ROOTS_VARIABLE: os.pathsep.join(filter(None, listed))}
+
+
+def served_name(model: str) -> str:
+    """A name that Triton can serve the model under, made of its path, hub id or package."""
+    last = model.removeprefix(PACKAGE_PREFIX).rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last.removesuffix(".gguf")).strip("-._")
+    return name or "model"
+
+
+def curl_line(http_url: str, name: str) -> str:
+    body = '{"text_input": "The capital of France is", "parameters": {"max_tokens": 16}}'
+    return f"curl -s {http_url}/v2/models/{name}/generate -d '{body}'"
+
+
+def _run(server: TritonServer, name: str, start_timeout: float) -> int:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        server.start(timeout=start_timeout + 60, on_wait=_progress(name))
+        _announce(server, name)
+        status = server.wait()
+        raise ServerError(f"tritonserver ended by itself with status {status}")
+    except KeyboardInterrupt:
+        _say("stopping: running requests may finish, a second interrupt ends them")
+        return 0
+    finally:
+        try:
+            server.stop()
+        except KeyboardInterrupt:
+            server.kill()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _progress(name: str) -> Callable[[float], None]:
+    said = 0
+
+    def on_wait(seconds: float) -> None:
+        nonlocal said
+        if seconds >= said + _PROGRESS_SECONDS:
+            said = int(seconds)
+            _say(f"loading {name}: {said} s")
+
+    return on_wait
+
+
+def _announce(server: TritonServer, name: str) -> None:
+    _say(
+        f"{name} is ready\n"
+        f"  HTTP     http://{server.http_url}\n"
+        f"  gRPC     {server.grpc_url}\n"
+        f"  metrics  http://{server.metrics_url}/metrics\n"
+        f"  {curl_line(server.http_url, name)}"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

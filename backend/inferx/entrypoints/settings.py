@@ -1,0 +1,155 @@
+"""EngineConfig's settings as command-line options: --max-num-seqs is max_num_seqs, and so on.
+
+They are made from the struct itself, so that none can be missing; only the help texts are here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import subprocess
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from inferx.config import EngineConfig
+from inferx.errors import ConfigError
+
+HELP = {
+    "model": "a folder, a .gguf file, a hub id, or package:NAME for one in a Python package",
+    "tokenizer": "the same, where the tokenizer is not the model's own",
+    "engine": "synthetic emits tokens at a fixed pace without a model, for load tests",
+    "device": "where the model runs; auto takes a GPU if there is one",
+    "dtype": "of weights and activations; auto takes what is fast on the device",
+    "kv_cache_dtype": "of the KV cache; auto is the dtype",
+    "max_model_len": "tokens of prompt and output together; the model's own limit if not given",
+    "max_num_seqs": "sequences that run at once",
+    "max_num_batched_tokens": "token budget of one step; 512 on a CPU, 8192 on a GPU if not given",
+    "enable_async_batch": "plan step n+1 while step n runs",
+    "batch_invariant": "the same tokens whoever shares the batch; slower",
+    "seed": "of requests that bring none",
+    "block_size": "tokens a KV page holds, a multiple of 16",
+    "num_gpu_blocks_override": "KV pages; from the memory there is if not given",
+    "kv_cache_memory_bytes": "memory for KV pages; from --gpu-memory-utilization if not given",
+    "gpu_memory_utilization": "share of the GPU's memory for weights and KV pages together",
+    "enable_prefix_caching": "keep the pages of finished prompts for requests that begin alike",
+    "max_queue_size": "requests that may wait; one more is refused with UNAVAILABLE",
+    "response_shards": "threads that send responses",
+    "request_timeout": "seconds a request may live, waiting included",
+    "drain_timeout": "seconds that unload and shutdown wait for running requests",
+    "heartbeat_timeout": "seconds without an answer after which the engine counts as dead",
+    "start_timeout": "seconds the engine may take to load",
+    "max_engine_restarts": "restarts of a dead engine within ten minutes",
+    "synthetic_step_time": "seconds a step of the synthetic engine takes",
+}
+
+
+def option_name(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
+
+
+def with_settings(*left_out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a typer command one option per setting of EngineConfig, but for those `left_out`.
+
+    The command gets those that were given as the mapping `settings`.
+    """
+    names = [name for name in EngineConfig.__struct_fields__ if name not in left_out]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [
+            parameter
+            for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+            if name != "settings"
+        ]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            given = {name: values.pop(name) for name in names}
+            settings = {name: value for name, value in given.items() if value is not None}
+            return command(settings=settings, **values)
+
+        options = [_option(name) for name in names]
+        run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
+        del run.__wrapped__  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """Checks the settings. Raises ConfigError in the words of the command line."""
+    config = EngineConfig.from_mapping(settings, "command line")
+    if config.dtype == "fp8" and not has_fp8_gpu():
+        raise ConfigError(
+            "--dtype fp8 needs a GPU with FP8 tensor cores (compute capability 8.9 or newer), and "
+            "there is none here: leave --dtype out for the fastest format of this machine"
+        )
+    return config
+
+
+def has_fp8_gpu() -> bool:
+    return any(capability >= (8, 9) for capability in gpu_capabilities())
+
+
+def gpu_capabilities() -> list[tuple[int, ...]]:
+    """The compute capability of each GPU that the driver shows, without loading torch."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [
+        tuple(int(part) for part in line.split("."))
+        for line in shown.stdout.split()
+        if line.replace(".", "").isdigit()
+    ]
+
+
+def settings_table() -> Iterable[tuple[str, str, str]]:
+    """Name, default and meaning of every setting, as the README's table shows them."""
+    for name in EngineConfig.__struct_fields__:
+        yield name, _shown(_default(name)), HELP[name]
+
+
+def _option(name: str) -> inspect.Parameter:
+    kind = _plain(get_type_hints(EngineConfig, include_extras=True)[name])
+    flag = option_name(name)
+    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    shown = _shown(_default(name))
+    info = typer.Option(
+        declaration,
+        help=HELP[name],
+        show_default=False if shown == "—" else shown,
+        rich_help_panel="Engine settings",
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[Union[kind, None], info],  # noqa: UP007
+    )
+
+
+def _plain(hint: Any) -> Any:
+    """An annotation without None and without bounds, which EngineConfig checks itself."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _plain(next(part for part in get_args(hint) if part is not types.NoneType))
+    return _plain(get_args(hint)[0]) if origin is Annotated else hint
+
+
+def _default(name: str) -> Any:
+    fields = EngineConfig.__struct_fields__
+    defaults = EngineConfig.__struct_defaults__
+    return defaults[fields.index(name)]
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == "":
+        return "—"
+    if isinstance(default, bool):
+        return "true" if default else "false"
+    return str(default)
