@@ -33,6 +33,14 @@ def use_pdl(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and supports_pdl(tensor.device.index)
 
 
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """1 where there is no GPU: Triton's interpreter runs one program after the other."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @triton.jit
 def matmul(a, b, acc):
     """acc + a @ b, accumulated in fp32."""
