@@ -1,4 +1,4 @@
-"""Launching the attention kernels: decode rows."""
+"""Launching the attention kernels: decode rows, and prompt chunks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from inferx_kernels.triton.attention_decode import decode_attention_kernel, plan_decode_kernel
+from inferx_kernels.triton.attention_prefill import prefill_attention_kernel
 from inferx_kernels.triton.device import num_multiprocessors, use_pdl
 from inferx_kernels.triton.workspace import workspace
 
@@ -198,3 +199,69 @@ def _launch(
         num_warps=config.num_warps,
         launch_pdl=pdl,
     )
+
+
+class PrefillConfig(NamedTuple):
+    """How the prefill kernel is launched."""
+
+    block_m: int = 128
+    block_n: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+    maxnreg: int | None = None
+
+
+def prefill_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    sliding_window: int | None = None,
+    config: PrefillConfig = PrefillConfig(),
+) -> Tensor:
+    """softmax(q k^T * scale) v of rows of any number of tokens, causal, over their pages.
+
+    q: [num_tokens, num_heads, head_dim]; pages as for `decode_attention`; query_start:
+    [num_rows + 1] int32, into q, whose first value need not be 0: rows before are left alone.
+    Writes to `out`, [num_tokens, num_heads, head_dim], and returns it; a new tensor if None.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, _ = k_pages.shape
+    num_rows = seq_lens.shape[0]
+    group = num_heads // num_kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    options = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
+    tiles = num_tokens // (config.block_m // group) + num_rows
+    prefill_attention_kernel[(tiles, num_kv_heads)](
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        query_start,
+        out,
+        num_rows,
+        q.stride(0),
+        out.stride(0),
+        block_table.stride(0),
+        scale,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_SIZE=block_size,
+        BLOCK_ROWS=min(256, triton.next_power_of_2(num_rows)),
+        WINDOW=sliding_window or 0,
+        FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+        **options,
+    )
+    return out

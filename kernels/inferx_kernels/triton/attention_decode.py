@@ -11,7 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import launch_next, matmul, wait_previous
+from inferx_kernels.triton.device import launch_next, matmul, to_e4m3, wait_previous
+from inferx_kernels.triton.rope import rotated
 
 
 @triton.jit
@@ -44,47 +45,6 @@ def plan_decode_kernel(
         chunks = first + tl.arange(0, BLOCK_CHUNKS)
         item = (row.to(tl.int64) << 32) | (first_chunk + chunks)
         tl.store(items_ptr + first_item + chunks, item, mask=chunks < num_chunks)
-
-
-@triton.jit
-def load_rotated(
-    x_ptr,  # a head's features, [..., head_dim]
-    norm_ptr,  # the head's norm weight, where NORM
-    cos_ptr,
-    sin_ptr,  # [ROTARY_DIM / 2] fp32
-    features,
-    mask,
-    eps,
-    HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    NORM: tl.constexpr,
-):
-    """A tile of heads, normed and rotated, in fp32. x_ptr and mask: [heads, features]."""
-    HALF: tl.constexpr = ROTARY_DIM // 2
-    partner = tl.where(features < HALF, HALF, tl.where(features < ROTARY_DIM, -HALF, 0))
-    x = tl.load(x_ptr + features[None, :], mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(x_ptr + (features + partner)[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-        gain = tl.load(norm_ptr + features[None, :], mask=mask, other=0.0).to(tl.float32)
-        other = tl.load(norm_ptr + (features + partner)[None, :], mask=mask, other=0.0)
-        dtype = x_ptr.dtype.element_ty
-        x = (x * scale * gain).to(dtype).to(tl.float32)
-        y = (y * scale * other.to(tl.float32)).to(dtype).to(tl.float32)
-    angle = features % HALF
-    rotates = features < ROTARY_DIM
-    cos = tl.load(cos_ptr + angle, mask=rotates, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=rotates, other=0.0)
-    sin = tl.where(features < HALF, -sin, sin)
-    return x * cos[None, :] + y * sin[None, :]
-
-
-@triton.jit
-def to_page(x, pages_ptr, FP8_PAGES: tl.constexpr):
-    """x as pages store it; e4m3 has no infinity, and 448 is its largest number."""
-    if FP8_PAGES:
-        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
-    return x.to(pages_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -166,39 +126,48 @@ def decode_attention_kernel(
             half_stride: tl.constexpr = ROTARY_DIM // 2
             cos_row = cos_ptr + row * half_stride
             sin_row = sin_ptr + row * half_stride
-            q = load_rotated(
+            _, q = rotated(
                 heads_ptr,
                 norm_ptr + (first_head + group)[:, None] * HEAD_DIM if NORM else norm_ptr,
                 cos_row,
                 sin_row,
+                q_ptr,
+                1.0,
                 features,
                 tile_ok,
                 eps,
                 HEAD_DIM,
                 ROTARY_DIM,
                 NORM,
-            ).to(q_ptr.dtype.element_ty)
+                False,
+            )
+            q = q.to(q_ptr.dtype.element_ty)
             v_new = tl.zeros([1, BLOCK_D], v_pages_ptr.dtype.element_ty)
             if end == length:
                 # The row's newest token: this program writes it to its page, and attends to it
                 # from registers.
                 one = tl.arange(0, 1)[:, None]
-                k_new = load_rotated(
+                _, k_new = rotated(
                     row_ptr + (NUM_HEADS + kv_head + one) * HEAD_DIM,
                     norm_ptr + (NUM_HEADS + kv_head + one) * HEAD_DIM if NORM else norm_ptr,
                     cos_row,
                     sin_row,
+                    q_ptr,
+                    1.0,
                     features,
                     in_head[None, :],
                     eps,
                     HEAD_DIM,
                     ROTARY_DIM,
                     NORM,
+                    False,
                 )
                 v_new_ptr = row_ptr + (NUM_HEADS + NUM_KV_HEADS + kv_head + one) * HEAD_DIM
                 v_new = tl.load(v_new_ptr + features[None, :], mask=in_head[None, :], other=0.0)
-                k_new = to_page(k_new.to(q_ptr.dtype.element_ty), k_pages_ptr, FP8_PAGES)
-                v_new = to_page(v_new, v_pages_ptr, FP8_PAGES)
+                k_new = k_new.to(q_ptr.dtype.element_ty)
+                if FP8_PAGES:
+                    k_new = to_e4m3(k_new.to(tl.float32))
+                    v_new = to_e4m3(v_new.to(tl.float32))
                 page = tl.load(pages_ptr + (length - 1) // BLOCK_SIZE).to(tl.int64)
                 slot = page * BLOCK_SIZE + (length - 1) % BLOCK_SIZE
                 place = slot * TOKEN_STRIDE + kv_head * HEAD_DIM + features[None, :]

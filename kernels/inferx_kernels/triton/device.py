@@ -50,6 +50,17 @@ def matmul(a, b, acc):
 
 
 @triton.jit
+def to_e4m3(x):
+    """fp32 to e4m3, to the nearest even, saturating: 448 is its largest number."""
+    x = tl.clamp(x, -448.0, 448.0)
+    if INTERPRETED:  # Triton's interpreter loses the carry of a mantissa that rounds up
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(tl.float8e4nv)
+
+
+@triton.jit
 def launch_next(PDL: tl.constexpr):
     """Lets the next kernel of the stream start as programs of this one leave room."""
     if PDL:
