@@ -33,12 +33,31 @@ def use_pdl(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and supports_pdl(tensor.device.index)
 
 
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """1 where there is no GPU: Triton's interpreter runs one program after the other."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @triton.jit
 def matmul(a, b, acc):
     """acc + a @ b, accumulated in fp32."""
     if INTERPRETED:  # Triton's interpreter multiplies bf16 as if it were integers
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, acc)
+
+
+@triton.jit
+def to_e4m3(x):
+    """fp32 to e4m3, to the nearest even, saturating: 448 is its largest number."""
+    x = tl.clamp(x, -448.0, 448.0)
+    if INTERPRETED:  # Triton's interpreter loses the carry of a mantissa that rounds up
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(tl.float8e4nv)
 
 
 @triton.jit

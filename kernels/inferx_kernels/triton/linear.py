@@ -55,13 +55,15 @@ def decode_linear(
     options: dict = {"num_warps": config.num_warps, "launch_pdl": pdl}
     if config.maxnreg is not None:
         options["maxnreg"] = config.maxnreg
+    behind = width - config.block_k if config.kind == "gemv" else width // config.split_k
+    prefetch = config.prefetch if config.prefetch <= behind * weight.element_size() else 0
     flags = {
         "NORM": norm_weight is not None,
         "SCALED": weight_scale is not None,
         "BIAS": bias is not None,
         "RESIDUAL": residual is not None,
         "SILU": silu_mul,
-        "PREFETCH": config.prefetch,
+        "PREFETCH": prefetch,
         "THREADS": config.num_warps * 32,
         "PDL": pdl,
     }

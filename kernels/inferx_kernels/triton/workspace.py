@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PART_FLOATS = 8 * 2**20
+PART_FLOATS = 16 * 2**20
 COUNTERS = 65_536
 
 

@@ -1,0 +1,267 @@
+"""Launching the attention kernels: decode rows, and prompt chunks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from inferx_kernels.triton.attention_decode import decode_attention_kernel, plan_decode_kernel
+from inferx_kernels.triton.attention_prefill import prefill_attention_kernel
+from inferx_kernels.triton.device import num_multiprocessors, use_pdl
+from inferx_kernels.triton.workspace import workspace
+
+
+class DecodePlan(NamedTuple):
+    """A work list on the device, refilled every step in place. Opaque; see `plan_decode`."""
+
+    items: Tensor  # [max_items] int64
+    first_item: Tensor  # [max_rows + 1] int32
+    chunk: int  # tokens
+    window: int  # tokens; 0: none
+
+
+class DecodeConfig(NamedTuple):
+    """How the decode kernel is launched."""
+
+    block_t: int = 64  # keys a tile
+    num_warps: int = 4
+    num_stages: int = 3
+    programs_per_multiprocessor: int = 3
+
+
+def allocate_decode_plan(
+    max_rows: int, max_tokens: int, *, chunk: int, window: int | None, device: torch.device
+) -> DecodePlan:
+    """Room to plan steps of up to max_rows rows that hold up to max_tokens keys together.
+
+    chunk: tokens, a multiple of 128, that one program attends to at a time.
+    """
+    max_items = max_rows + max_tokens // chunk
+    return DecodePlan(
+        torch.empty(max_items, dtype=torch.int64, device=device),
+        torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+        chunk,
+        window or 0,
+    )
+
+
+def plan_decode(plan: DecodePlan, seq_lens: Tensor) -> None:
+    """Lists the work of a step's rows. seq_lens: [num_rows] int32, this step's token included."""
+    num_rows = seq_lens.shape[0]
+    plan_decode_kernel[(num_rows,)](
+        seq_lens,
+        plan.items,
+        plan.first_item,
+        num_rows,
+        CHUNK=plan.chunk,
+        WINDOW=plan.window,
+        BLOCK_ROWS=min(1024, triton.next_power_of_2(num_rows)),
+        BLOCK_CHUNKS=128,
+        num_warps=1,
+    )
+
+
+def decode_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    plan: DecodePlan,
+    scale: float,
+    config: DecodeConfig = DecodeConfig(),
+) -> Tensor:
+    """softmax(q k^T * scale) v of one token a row over its sequence's pages.
+
+    q: [num_rows, num_heads, head_dim]; k_pages, v_pages:
+    [num_blocks, block_size, num_kv_heads, head_dim], of q's type or e4m3, this step's written
+    already; block_table: [num_rows, max_blocks] int32. Returns a new tensor like q.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _launch(q, q.shape[1], k_pages, v_pages, block_table, seq_lens, plan, scale, out, config)
+    return out
+
+
+def fused_decode_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    plan: DecodePlan,
+    scale: float,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    config: DecodeConfig = DecodeConfig(),
+) -> Tensor:
+    """`decode_attention` of the rows' projections: norms and rotates q and k, and writes k and v.
+
+    qkv: [num_rows, num_heads + 2 * num_kv_heads, head_dim]; cos, sin: [num_rows, rotary_dim / 2]
+    float32; norm_weight: [num_heads + num_kv_heads, head_dim]. Returns
+    [num_rows, num_heads, head_dim].
+    """
+    num_heads = qkv.shape[1] - 2 * k_pages.shape[2]
+    out = torch.empty(
+        qkv.shape[0], num_heads, qkv.shape[2], dtype=qkv.dtype, device=qkv.device
+    )
+    _launch(
+        qkv,
+        num_heads,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        plan,
+        scale,
+        out,
+        config,
+        cos=cos,
+        sin=sin,
+        norm_weight=norm_weight,
+        eps=eps,
+    )
+    return out
+
+
+def _launch(
+    q: Tensor,
+    num_heads: int,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    plan: DecodePlan,
+    scale: float,
+    out: Tensor,
+    config: DecodeConfig,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    num_rows, _, head_dim = q.shape
+    _, block_size, num_kv_heads, _ = k_pages.shape
+    group = num_heads // num_kv_heads
+    max_items = plan.items.shape[0]
+    outputs = max_items * num_heads
+    scratch = workspace(
+        q.device, floats=outputs * (head_dim + 2), counters=num_rows * num_kv_heads
+    )
+    tops_at, totals_at = outputs * head_dim, outputs * (head_dim + 1)
+    programs = min(
+        max_items * num_kv_heads,
+        config.programs_per_multiprocessor * num_multiprocessors(q.device),
+    )
+    pdl = use_pdl(q)
+    decode_attention_kernel[(programs,)](
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        plan.items,
+        plan.first_item,
+        out,
+        scratch.parts,
+        scratch.parts[tops_at:],
+        scratch.parts[totals_at:],
+        scratch.counters,
+        norm_weight,
+        cos,
+        sin,
+        num_rows,
+        q.stride(0),
+        block_table.stride(0),
+        scale,
+        eps,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_G=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_SIZE=block_size,
+        BLOCK_T=config.block_t,
+        CHUNK=plan.chunk,
+        WINDOW=plan.window,
+        ROTARY_DIM=2 * cos.shape[-1] if cos is not None else 0,
+        FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
+        FUSED=cos is not None,
+        NORM=norm_weight is not None,
+        STAGES=config.num_stages,
+        PDL=pdl,
+        num_warps=config.num_warps,
+        launch_pdl=pdl,
+    )
+
+
+class PrefillConfig(NamedTuple):
+    """How the prefill kernel is launched."""
+
+    block_m: int = 128
+    block_n: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+    maxnreg: int | None = None
+
+
+def prefill_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start: Tensor,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    sliding_window: int | None = None,
+    config: PrefillConfig = PrefillConfig(),
+) -> Tensor:
+    """softmax(q k^T * scale) v of rows of any number of tokens, causal, over their pages.
+
+    q: [num_tokens, num_heads, head_dim]; pages as for `decode_attention`; query_start:
+    [num_rows + 1] int32, into q, whose first value need not be 0: rows before are left alone.
+    Writes to `out`, [num_tokens, num_heads, head_dim], and returns it; a new tensor if None.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, _ = k_pages.shape
+    num_rows = seq_lens.shape[0]
+    group = num_heads // num_kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    options = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
+    tiles = num_tokens // (config.block_m // group) + num_rows
+    prefill_attention_kernel[(tiles, num_kv_heads)](
+        q,
+        k_pages,
+        v_pages,
+        block_table,
+        seq_lens,
+        query_start,
+        out,
+        num_rows,
+        q.stride(0),
+        out.stride(0),
+        block_table.stride(0),
+        scale,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_SIZE=block_size,
+        BLOCK_ROWS=min(256, triton.next_power_of_2(num_rows)),
+        WINDOW=sliding_window or 0,
+        FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+        **options,
+    )
+    return out

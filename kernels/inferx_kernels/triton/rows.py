@@ -1,0 +1,157 @@
+"""Launching the kernels that run between matrix products, on whole rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from inferx_kernels.triton.device import use_pdl
+from inferx_kernels.triton.rope import rope_write_kernel
+from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel
+
+
+class LateScales(NamedTuple):
+    """Scales that an fp8 product has yet to be multiplied with."""
+
+    x: Tensor  # [num_tokens] fp32
+    weight: Tensor  # [out_features] fp32
+
+
+class Quantized(NamedTuple):
+    """e4m3 numbers with one scale a token: number * scale is the value."""
+
+    x: Tensor  # [num_tokens, features] e4m3
+    scale: Tensor  # [num_tokens] fp32
+
+
+def _row_warps(width: int) -> int:
+    return max(1, min(16, triton.next_power_of_2(width) // 512))
+
+
+def norm_rows(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    late: LateScales | None = None,
+    quantize: bool = False,
+) -> Tensor | Quantized:
+    """Adds the residual, if any, and norms; with `quantize`, to e4m3.
+
+    x: [num_tokens, width]; residual: the same, updated in place; weight: [width], or None to
+    quantize or scale alone. Returns [num_tokens, width] in x's dtype, or Quantized.
+    """
+    num_rows, width = x.shape
+    out = torch.empty(
+        num_rows, width, dtype=torch.float8_e4m3fn if quantize else x.dtype, device=x.device
+    )
+    scale = torch.empty(num_rows, dtype=torch.float32, device=x.device) if quantize else None
+    pdl = use_pdl(x)
+    norm_kernel[(num_rows,)](
+        x,
+        late.x if late else None,
+        late.weight if late else None,
+        residual,
+        weight,
+        out,
+        scale,
+        width,
+        x.stride(0),
+        eps,
+        BLOCK=triton.next_power_of_2(width),
+        ADD=residual is not None,
+        NORM=weight is not None,
+        LATE=late is not None,
+        QUANTIZE=quantize,
+        PDL=pdl,
+        num_warps=_row_warps(width),
+        launch_pdl=pdl,
+    )
+    return out if scale is None else Quantized(out, scale)
+
+
+def silu_mul_rows(
+    gate_up: Tensor, *, late: LateScales | None = None, quantize: bool = False
+) -> Tensor | Quantized:
+    """silu(gate) * up of gate_up: [num_tokens, 2 * width], gate first; with `quantize`, to e4m3.
+
+    Returns [num_tokens, width] in its dtype, or Quantized.
+    """
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    dtype = torch.float8_e4m3fn if quantize else gate_up.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
+    scale = torch.empty(num_rows, dtype=torch.float32, device=out.device) if quantize else None
+    block = triton.next_power_of_2(width) if quantize else min(2048, triton.next_power_of_2(width))
+    pdl = use_pdl(gate_up)
+    silu_mul_kernel[(num_rows, triton.cdiv(width, block))](
+        gate_up,
+        late.x if late else None,
+        late.weight if late else None,
+        out,
+        scale,
+        width,
+        BLOCK=block,
+        LATE=late is not None,
+        QUANTIZE=quantize,
+        PDL=pdl,
+        num_warps=_row_warps(block),
+        launch_pdl=pdl,
+    )
+    return out if scale is None else Quantized(out, scale)
+
+
+def rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slot_mapping: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    late: LateScales | None = None,
+) -> Tensor:
+    """Norms and rotates q and k, writes k and v to their pages, and returns q.
+
+    qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], any stride over tokens; cos, sin:
+    [num_tokens, rotary_dim / 2] float32; slot_mapping: [num_tokens] int64, negative: nowhere;
+    norm_weight: [num_heads + num_kv_heads, head_dim]. Returns [num_tokens, num_heads, head_dim].
+    """
+    num_tokens, all_heads, head_dim = qkv.shape
+    num_kv_heads = k_pages.shape[2]
+    num_heads = all_heads - 2 * num_kv_heads
+    q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    block_h = min(16, triton.next_power_of_2(all_heads))
+    pdl = use_pdl(qkv)
+    rope_write_kernel[(num_tokens, triton.cdiv(all_heads, block_h))](
+        qkv,
+        late.x if late else None,
+        late.weight if late else None,
+        norm_weight,
+        cos,
+        sin,
+        slot_mapping,
+        q,
+        k_pages,
+        v_pages,
+        qkv.stride(0),
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_H=block_h,
+        ROTARY_DIM=2 * cos.shape[-1],
+        NORM=norm_weight is not None,
+        LATE=late is not None,
+        FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return q
