@@ -42,9 +42,7 @@ class Linear:
 class RMSNorm:
     """`weight` [features], or [num_heads, features] where heads differ."""
 
-    def __init__(
-        self, *shape: int, eps: float, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, *shape: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(shape, dtype=dtype, device=device)
         self._eps = eps
 

@@ -107,9 +107,7 @@ def fused_decode_attention(
     [num_rows, num_heads, head_dim].
     """
     num_heads = qkv.shape[1] - 2 * k_pages.shape[2]
-    out = torch.empty(
-        qkv.shape[0], num_heads, qkv.shape[2], dtype=qkv.dtype, device=qkv.device
-    )
+    out = torch.empty(qkv.shape[0], num_heads, qkv.shape[2], dtype=qkv.dtype, device=qkv.device)
     _launch(
         qkv,
         num_heads,
@@ -151,9 +149,7 @@ def _launch(
     group = num_heads // num_kv_heads
     max_items = plan.items.shape[0]
     outputs = max_items * num_heads
-    scratch = workspace(
-        q.device, floats=outputs * (head_dim + 2), counters=num_rows * num_kv_heads
-    )
+    scratch = workspace(q.device, floats=outputs * (head_dim + 2), counters=num_rows * num_kv_heads)
     tops_at, totals_at = outputs * head_dim, outputs * (head_dim + 1)
     programs = min(
         max_items * num_kv_heads,

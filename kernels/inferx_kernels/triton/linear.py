@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from inferx_kernels.triton.gemv import gemv_kernel
 from inferx_kernels.triton.device import use_pdl
+from inferx_kernels.triton.gemv import gemv_kernel
 from inferx_kernels.triton.skinny import skinny_kernel
 from inferx_kernels.triton.workspace import workspace
 

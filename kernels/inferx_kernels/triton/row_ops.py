@@ -13,9 +13,7 @@ from inferx_kernels.triton.device import launch_next, to_e4m3, wait_previous
 
 
 @triton.jit
-def store_row(
-    y, out_ptr, scale_ptr, row, columns, ok, width, out_stride, QUANTIZE: tl.constexpr
-):
+def store_row(y, out_ptr, scale_ptr, row, columns, ok, width, out_stride, QUANTIZE: tl.constexpr):
     """Stores a row, and where QUANTIZE, its scale: the row's largest value over e4m3's."""
     if QUANTIZE:
         scale = tl.maximum(tl.max(tl.abs(y), 0), 1e-10) / 448.0
