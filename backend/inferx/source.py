@@ -75,7 +75,9 @@ def source_at(path: Path, name: str = "") -> ModelSource:
 
     Raises ModelLoadError.
     """
-    return _source(path, name or path.name, None)
+    repository = _hub_repository(path)
+    hub_id = repository.name.removeprefix("models--").replace("--", "/") if repository else ""
+    return _source(path, name or hub_id or path.name, None)
 
 
 def _inside_roots(model: str, path: Path, roots: Sequence[Path]) -> ModelSource:
@@ -175,19 +177,23 @@ def _what_is_wrong(files: Sequence[Path], safetensors: list[Path], ggufs: list[P
 def _refuse_escapes(
     files: Iterable[Path], folder: Path, name: str, allowed: Sequence[Path]
 ) -> None:
-    """Files of a model resolve inside its folder or inside the roots.
-
-    The Hugging Face cache links from snapshots/REVISION to blobs beside it.
-    """
-    bases = [folder, *allowed]
-    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        bases.append(folder.parent.parent)
+    """Files of a model resolve inside its folder or inside the roots. The Hugging Face cache
+    links from a revision's folder to the blobs of its repository."""
+    repository = _hub_repository(folder)
+    bases = [folder, *allowed, *([repository] if repository else [])]
     for file in files:
         if file.is_symlink() and not _within(file.resolve(), bases):
             raise ModelLoadError(
                 f"model {name!r}: {file.name} is a link that leads outside of the model's folder: "
                 f"put the file itself there, or list its folder in {ROOTS_VARIABLE}"
             )
+
+
+def _hub_repository(folder: Path) -> Path | None:
+    """models--ORG--NAME, of a folder models--ORG--NAME/snapshots/REVISION."""
+    repository = folder.parent.parent
+    is_one = folder.parent.name == "snapshots" and repository.name.startswith("models--")
+    return repository if is_one else None
 
 
 def _within(path: Path, bases: Iterable[Path]) -> bool:

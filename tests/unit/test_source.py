@@ -92,6 +92,7 @@ def test_a_hub_caches_links_to_its_blobs_are_followed(root: Path, tmp_path: Path
     (snapshot / "model.safetensors").rename(repository / "blobs" / "123")
     (snapshot / "model.safetensors").symlink_to("../../blobs/123")
     assert resolve(str(snapshot), roots=[root, snapshot]).format == "huggingface"
+    assert source_at(snapshot).label == "org/tiny"
 
 
 def test_a_linked_gguf_keeps_its_name(root: Path) -> None:

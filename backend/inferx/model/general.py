@@ -49,8 +49,8 @@ def general_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
     layers, vocab_size = _probe(source, given, max_positions)
     first = layers[0]
     windows = {layer.window for layer in layers if layer.window is not None}
-    if len({(layer.num_kv_heads, layer.head_dim) for layer in layers}) > 1:
-        raise load_error(source, "layers with key-value heads of different sizes are not supported")
+    if len({(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}) > 1:
+        raise load_error(source, "layers with different attention heads are not supported")
     if len(windows) > 1:
         raise load_error(source, "layers with different sliding windows are not supported")
     rope = getattr(given, "rope_parameters", None) or {}
@@ -67,7 +67,7 @@ def general_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
         rope=RopeConfig(theta=rope.get("rope_theta") or 10_000.0, rotary_dim=first.head_dim),
         max_position_embeddings=max_positions,
         tie_word_embeddings=bool(given.tie_word_embeddings),
-        dtype=checkpoint_dtype(raw.get("dtype") or raw.get("torch_dtype")),
+        dtype=checkpoint_dtype(str(raw.get("dtype") or raw.get("torch_dtype"))),
         eos_token_ids=eos_token_ids(source.path, raw, vocab_size),
         sliding_window=max(windows, default=None),
         layer_sliding=tuple(layer.window is not None for layer in layers) if windows else None,

@@ -93,8 +93,6 @@ def probe_attention(model: PreTrainedModel, max_positions: int) -> list[LayerAtt
 
 def _refuse_modules(model: PreTrainedModel) -> None:
     """Tokens of all requests lie in one row: nothing but attention may mix them."""
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel("it has state-space or recurrent layers")
     for module in model.modules():
         kind = type(module).__name__
         if isinstance(module, nn.Conv1d | nn.RNNBase):
