@@ -1,0 +1,214 @@
+"""Tokenizer: text to ids and back, on the `tokenizers` library alone.
+
+Transformers' AutoTokenizer imports torch, which Triton's stub has no room for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from inferx.errors import InvalidArgument
+from inferx.source import ModelSource, load_error
+from inferx.text.detokenizer import IncrementalDetokenizer
+from inferx.text.token_bytes import UnsupportedDecoder, token_bytes
+from inferx.text.tokenizer_cache import cached_gguf_tokenizer
+from inferx.text.tokenizer_files import TokenizerFiles, read_folder
+
+_SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
+
+
+class Tokenizer:
+    """One model's tokenizer; its methods may be called from several threads.
+
+    `special_tokens` maps bos_token, eos_token, ... to their texts, as chat templates see them.
+    `control_tokens` maps the texts of the special tokens that steer the model to their ids.
+    """
+
+    def __init__(self, files: TokenizerFiles, source: ModelSource) -> None:
+        """Raises ModelLoadError."""
+        try:
+            tokenizer = HFTokenizer.from_str(files.tokenizer_json)
+        except Exception as error:  # the library raises nothing narrower
+            raise load_error(source, f"its tokenizer.json is not usable: {error}") from None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.special_tokens = _special_tokens(files.config)
+        _add_missing_tokens(tokenizer, files.config)
+        _set_bos_and_eos(tokenizer, files.config, self.special_tokens, source)
+        try:
+            decoding = token_bytes(tokenizer)
+        except UnsupportedDecoder as error:
+            raise load_error(source, str(error)) from None
+        self._tokenizer = tokenizer
+        self._literal: HFTokenizer | None = None
+        self._lock = threading.Lock()
+        self._decoding = decoding
+        special = {
+            i: t.content for i, t in tokenizer.get_added_tokens_decoder().items() if t.special
+        }
+        self._visible_bytes = [
+            b"" if token_id in special else shown for token_id, shown in enumerate(decoding.by_id)
+        ]
+        unknown = self.special_tokens.get("unk_token")
+        self.control_tokens = {text: i for i, text in special.items() if text != unknown}
+        self._missing_bytes = _missing_bytes(tokenizer)
+        self.vocab_size = len(decoding.by_id)
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+
+    @classmethod
+    def from_source(cls, source: ModelSource) -> Tokenizer:
+        """Of a Hugging Face folder, or rebuilt from a GGUF file's metadata.
+
+        Raises ModelLoadError.
+        """
+        read = cached_gguf_tokenizer if source.format == "gguf" else read_folder
+        return cls(read(source), source)
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = True,
+    ) -> list[int]:
+        """Token ids. `add_special_tokens` puts BOS in front where the model wants it; without
+        `parse_special_tokens`, the text of a control token is ordinary text.
+
+        Raises InvalidArgument for text that has no tokens: unpaired surrogates, and characters
+        of which the vocabulary lacks a byte.
+        """
+        self._check_expressible(text)
+        if not parse_special_tokens:
+            return self._encode_literally(text, add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence, as `detokenizer` defines it."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens, prompt_token_ids=())
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def detokenizer(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        prompt_token_ids: Sequence[int] | None = None,
+    ) -> IncrementalDetokenizer:
+        """For an output that follows this prompt; None: that follows some text."""
+        return IncrementalDetokenizer(
+            self._visible_bytes if skip_special_tokens else self._decoding.by_id,
+            per_byte=self._decoding.per_byte,
+            strips_first_space=self._decoding.strips_first_space,
+            prompt_token_ids=prompt_token_ids,
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """One token's text, special or not, U+FFFD for an incomplete character; "" for an id that
+        is no token."""
+        by_id = self._decoding.by_id
+        return by_id[token_id].decode("utf-8", "replace") if 0 <= token_id < len(by_id) else ""
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def _check_expressible(self, text: str) -> None:
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"the text has an unpaired surrogate (U+{ord(text[error.start]):04X}) at "
+                f"character {error.start}: send valid Unicode"
+            ) from None
+        if len(data.translate(None, self._missing_bytes)) == len(data):
+            return
+        for index, character in enumerate(text):
+            if not set(self._missing_bytes).isdisjoint(character.encode("utf-8")):
+                raise InvalidArgument(
+                    f"the text has the character U+{ord(character):04X} at character {index}, "
+                    "which the model's vocabulary cannot express: remove it"
+                )
+
+    def _encode_literally(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The switch is state of the library's object, and other threads encode with it
+        with self._lock:
+            if self._literal is None:
+                self._literal = HFTokenizer.from_str(self._tokenizer.to_str())
+                self._literal.encode_special_tokens = True
+        return self._literal.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Each is a string, or an object with the string as its content."""
+    found = {}
+    for name in _SPECIAL_TOKEN_NAMES:
+        token = config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _add_missing_tokens(tokenizer: HFTokenizer, config: dict[str, Any]) -> None:
+    """Adds what only tokenizer_config.json lists, as transformers does."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    missing = [
+        AddedToken(token["content"], **{flag: bool(token.get(flag)) for flag in flags})
+        for token in listed.values()
+        if isinstance(token, dict)
+        and isinstance(token.get("content"), str)
+        and token["content"] not in known
+    ]
+    tokenizer.add_tokens(missing)
+
+
+def _set_bos_and_eos(
+    tokenizer: HFTokenizer,
+    config: dict[str, Any],
+    special_tokens: dict[str, str],
+    source: ModelSource,
+) -> None:
+    """tokenizer_config.json's add_bos_token and add_eos_token win over tokenizer.json."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
+    eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
+    added = {token: tokenizer.token_to_id(token) for token in (bos, eos) if token is not None}
+    for token, token_id in added.items():
+        if token_id is None:
+            raise load_error(source, f"its tokenizer lacks its own special token {token!r}")
+    template = [piece for piece in (bos, "$A", eos) if piece is not None]
+    tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=list(added.items())
+    )
+
+
+def _missing_bytes(tokenizer: HFTokenizer) -> bytes:
+    """Bytes that a byte-level vocabulary without an unknown token drops silently."""
+    decoder = tokenizer.decoder
+    if json.loads(decoder.__getstate__())["type"] != "ByteLevel":
+        return b""
+    by_id = token_bytes(tokenizer).by_id
+    present = {token[0] for token in by_id if len(token) == 1}
+    return bytes(set(range(256)) - present - _NEVER_IN_UTF8)
