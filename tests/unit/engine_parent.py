@@ -8,6 +8,7 @@ of standard input, and says how often it has restarted the engine.
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -21,7 +22,8 @@ if how:
     spawn.COMMAND = [sys.executable, str(Path(__file__).with_name("broken_engine.py")), *how]
 if kind == "loading":
     threading.Thread(target=client.start, daemon=True).start()
-    wait_until(lambda: len(engine_processes()) == 1)
+    directory = Path(tempfile.gettempdir())
+    wait_until(lambda: len(engine_processes()) == 1 and not any(directory.iterdir()))
 else:
     client.start()
     outputs = Outputs()

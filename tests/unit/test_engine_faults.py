@@ -63,9 +63,10 @@ def has_ended(pid, seconds):
     return ended
 
 
-def start_parent(*situation):
+def start_parent(directory, *situation):
     return subprocess.Popen(
         [sys.executable, str(HERE / "engine_parent.py"), *situation],
+        env={**os.environ, "TMPDIR": str(directory)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -93,6 +94,20 @@ def test_a_killed_engine_ends_its_requests_once_and_comes_back(start):
     assert outputs.error(uid) is None
     assert engine_process().pid != process.pid
     assert client.num_restarts == 1
+
+
+def test_without_process_descriptors_an_engines_end_is_noticed_too(start, monkeypatch):
+    def refuse(pid):
+        raise PermissionError("a container's rules")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    client = start(max_engine_restarts=0)
+    outputs = Outputs()
+    uids = client.submit([1], [FOREVER], outputs)
+    outputs.wait_for_first(uids)
+    engine_process().kill()
+    outputs.wait_for_last(uids)
+    assert outputs.error(uids[0])[0] == "UNAVAILABLE"
 
 
 def test_while_it_restarts_new_requests_are_refused_at_once(start, monkeypatch):
@@ -187,8 +202,8 @@ def test_an_engine_busy_beyond_the_heartbeat_timeout_is_not_hung(start):
     assert client.num_restarts == 0
 
 
-def test_a_parent_that_was_stopped_does_not_take_that_time_for_the_engines_silence():
-    parent = start_parent("serving")
+def test_a_parent_that_was_stopped_does_not_take_that_time_for_the_engines_silence(tmp_path):
+    parent = start_parent(tmp_path, "serving")
     parent.stdout.readline()
     parent.send_signal(signal.SIGSTOP)
     time.sleep(1.5)  # three heartbeat timeouts
@@ -231,12 +246,13 @@ def test_interrupts_of_the_whole_process_group_leave_the_engine_alone(start):
     ],
     ids=" ".join,
 )
-def test_the_engine_goes_with_a_killed_parent(situation):
-    parent = start_parent(*situation)
+def test_the_engine_goes_with_a_killed_parent_and_no_file_stays(situation, tmp_path):
+    parent = start_parent(tmp_path, *situation)
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
     assert has_ended(pid, 2)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_program_that_forgets_to_close_ends_quietly_and_its_engine_too():

@@ -1,7 +1,7 @@
 """What the two processes say to each other: msgpack, no pickle.
 
 Parent to engine: StartEngine once, then AddRequests, AbortRequests, Ping, StopEngine.
-Engine to parent: EngineReady or EngineFailed once, then StepOutputs and Pong.
+Engine to parent: EngineLoading, EngineReady or EngineFailed, then StepOutputs and Pong.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     load_seconds: dict[str, float]  # a stage of the start each
 
 
+class EngineLoading(msgspec.Struct, frozen=True, tag="loading"):
+    """Both sides have heard each other."""
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
@@ -115,4 +119,4 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 ToEngine = StartEngine | AddRequests | AbortRequests | Ping | StopEngine
-FromEngine = EngineReady | EngineFailed | StepOutputs | Pong
+FromEngine = EngineLoading | EngineReady | EngineFailed | StepOutputs | Pong

@@ -26,6 +26,7 @@ from inferx.engine.messages import (
     AddRequests,
     EngineFailed,
     EngineInfo,
+    EngineLoading,
     EngineReady,
     EngineRequest,
     FromEngine,
@@ -151,6 +152,7 @@ def serve(wire: Wire[ToEngine, FromEngine]) -> None:
     """One engine's life, from StartEngine to StopEngine."""
     start = wire.receive()
     assert isinstance(start, StartEngine)
+    wire.send(EngineLoading())
     try:
         engine = load_engine(start.config)
     except Exception as error:

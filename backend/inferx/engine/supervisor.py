@@ -19,6 +19,7 @@ from inferx.config import EngineConfig
 from inferx.engine.messages import (
     EngineFailed,
     EngineInfo,
+    EngineLoading,
     EngineReady,
     EngineStats,
     FromEngine,
@@ -167,18 +168,12 @@ class Supervisor:
         deadline = time.monotonic() + self._config.start_timeout
         while not self._closing.is_set():
             for message in engine.receive(deadline - time.monotonic()):
-                if isinstance(message, EngineFailed):
-                    raise EngineLost(message.message)
-                if isinstance(message, EngineReady):
+                if isinstance(message, EngineLoading):
                     engine.hide()
-                    self.info = message.info
-                    self._enter(State.UP, engine)
-                    logger.info(
-                        "engine process %d is ready: %s",
-                        engine.pid,
-                        ", ".join(f"{k} {v:.2f} s" for k, v in message.info.load_seconds.items()),
-                    )
-                    self._started.set()
+                elif isinstance(message, EngineFailed):
+                    raise EngineLost(message.message)
+                elif isinstance(message, EngineReady):
+                    self._up(engine, message.info)
                     return
             if (ending := engine.how_it_ended()) is not None:
                 raise EngineLost(
@@ -189,6 +184,15 @@ class Supervisor:
                     f"{self._name}: the engine was not ready within "
                     f"{self._config.start_timeout:g} seconds (start_timeout)"
                 )
+
+    def _up(self, engine: EngineProcess, info: EngineInfo) -> None:
+        stages = ", ".join(
+            f"{stage} {seconds:.2f} s" for stage, seconds in info.load_seconds.items()
+        )
+        logger.info("%s: engine process %d is ready: %s", self._name, engine.pid, stages)
+        self.info = info
+        self._enter(State.UP, engine)
+        self._started.set()
 
     def _watch(self, engine: EngineProcess) -> None:
         """Takes what the engine says, until `close`. Raises EngineLost."""

@@ -2,7 +2,7 @@
 
 Each direction is one socket pair, bound by its receiver and connected by its sender: a connecting
 sender queues without bound from the first moment, so that sending never waits for the other side.
-Once both sides have heard from each other, the directory can go: the connections stay.
+Once both sides have heard each other, the directory can go: the connections stay.
 """
 
 from __future__ import annotations
