@@ -7,13 +7,14 @@ the two is made here and nowhere else, and the reference stays the kernel's orac
 from __future__ import annotations
 
 from inferx_kernels.activation import silu_mul
-from inferx_kernels.attention import AttentionPlan, paged_attention, plan_attention
+from inferx_kernels.attention import paged_attention
+from inferx_kernels.attention_plan import AttentionPlan, plan_attention
 from inferx_kernels.invariance import is_batch_invariant, use_batch_invariant
 from inferx_kernels.kv_cache import copy_pages, write_kv
 from inferx_kernels.linear import PackedLinear, linear, pack_linear
 from inferx_kernels.norm import add_rms_norm, rms_norm
 from inferx_kernels.philox import uniform
-from inferx_kernels.rope import apply_rope, rope_cos_sin
+from inferx_kernels.rope import Rotation, apply_rope, plan_rope
 from inferx_kernels.sampling import (
     LogprobsTensors,
     apply_penalties,
@@ -28,6 +29,7 @@ __all__ = [
     "AttentionPlan",
     "LogprobsTensors",
     "PackedLinear",
+    "Rotation",
     "add_rms_norm",
     "apply_penalties",
     "apply_rope",
@@ -42,8 +44,8 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "plan_attention",
+    "plan_rope",
     "rms_norm",
-    "rope_cos_sin",
     "silu_mul",
     "uniform",
     "use_batch_invariant",

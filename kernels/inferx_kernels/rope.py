@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def rope_cos_sin(positions: Tensor, inv_freq: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of every token's angles, times `scaling` (yarn's attention factor).
+class Rotation(NamedTuple):
+    """A step's angles, the same for every layer and head: made once."""
 
-    positions: [num_tokens] int64; inv_freq: [rotary_dim / 2] float32, radians per token.
-    Returns two float32 tensors [num_tokens, rotary_dim / 2].
-    """
-    angles = positions.unsqueeze(-1).float() * inv_freq
-    return angles.cos().mul_(scaling), angles.sin().mul_(scaling)
+    cos: Tensor  # [num_tokens, 1, rotary_dim] float32
+    sin: Tensor  # [num_tokens, 1, rotary_dim] float32, negative in the first half
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def plan_rope(positions: Tensor, inv_freq: Tensor, scaling: float) -> Rotation:
+    """positions: [num_tokens] int64; inv_freq: [rotary_dim / 2] float32, radians per token;
+    scaling: a factor on cos and sin (yarn's attention factor)."""
+    angles = positions.view(-1, 1, 1).float() * inv_freq
+    cos, sin = angles.cos().mul_(scaling), angles.sin().mul_(scaling)
+    return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+
+def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotates the first rotary_dim features of every head; the rest passes through.
 
-    x: [num_tokens, num_heads, head_dim], query and key heads alike; cos, sin:
-    [num_tokens, rotary_dim / 2] float32. Returns a new tensor in x's dtype, computed in fp32.
+    x: [num_tokens, num_heads, head_dim], query and key heads alike. Returns a new tensor in x's
+    dtype, computed in fp32.
     """
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    out[..., :half] = (first * cos).sub_(second * sin)
-    out[..., half : 2 * half] = (second * cos).add_(first * sin)
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
-    return out
+    rotary_dim = rotation.cos.shape[-1]
+    turning = x[..., :rotary_dim].float()
+    swapped = turning.roll(rotary_dim // 2, -1)  # second half, first half
+    turned = (turning * rotation.cos).add_(swapped.mul_(rotation.sin)).to(x.dtype)
+    return turned if rotary_dim == x.shape[-1] else torch.cat((turned, x[..., rotary_dim:]), -1)

@@ -19,7 +19,8 @@ class Linear:
     ) -> None:
         self._num_parts = num_parts
         self._dtype, self._device = dtype, device
-        self._parts: dict[str, dict[int, Tensor]] = {"weight": {}} | ({"bias": {}} if bias else {})
+        kinds = ("weight", "bias") if bias else ("weight",)
+        self._parts: dict[str, dict[int, Tensor]] = {kind: {} for kind in kinds}
         self._packed: ops.PackedLinear | None = None
 
     def load(self, kind: str, tensor: Tensor, part: int = 0) -> None:

@@ -22,8 +22,7 @@ from inferx.model.rope import rope_frequencies
 class _Step(NamedTuple):
     """What all layers of a step share."""
 
-    cos: Tensor
-    sin: Tensor
+    rotation: ops.Rotation
     slot_mapping: Tensor
     attention: dict[int | None, ops.AttentionPlan]  # by sliding window
 
@@ -44,10 +43,10 @@ class LlamaForCausalLM:
 
     def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
         """Writes the step's K and V; returns the final norm's output [num_tokens, hidden]."""
-        cos, sin = ops.rope_cos_sin(batch.positions, self._inv_freq, self._rope_scaling)
+        rotation = ops.plan_rope(batch.positions, self._inv_freq, self._rope_scaling)
         windows = {layer.sliding_window for layer in self._layers}
         plans = {window: self._plan(batch, kv[0], window) for window in windows}
-        step = _Step(cos, sin, batch.slot_mapping, plans)
+        step = _Step(rotation, batch.slot_mapping, plans)
 
         residual = self._embed_tokens(batch.token_ids)
         x = self._layers[0].input_norm(residual)
@@ -132,7 +131,7 @@ class _Layer:
         qk, v = qkv.split([self._heads + self._kv_heads, self._kv_heads], dim=1)
         if self._qk_norm is not None:
             qk = self._qk_norm(qk)
-        q, k = ops.apply_rope(qk, step.cos, step.sin).split([self._heads, self._kv_heads], dim=1)
+        q, k = ops.apply_rope(qk, step.rotation).split([self._heads, self._kv_heads], dim=1)
         ops.write_kv(k, v, kv.k, kv.v, step.slot_mapping)
         plan = step.attention[self.sliding_window]
         out = ops.paged_attention(q, kv.k, kv.v, plan, self._scale)
