@@ -19,7 +19,7 @@ _SUPPORTED = {
     Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1,
     Type.Q4_K, Type.Q5_K, Type.Q6_K,
 }  # fmt: skip
-_PIECE = 1 << 20  # elements dequantized at once: 4 MB in float32
+_PIECE = 1 << 15  # elements dequantized at once: torch copies as many without waking threads
 _GLOBAL = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
