@@ -17,7 +17,7 @@ Bring one in one of these ways, then run the command again:
                  then put PYTHON=$(pyenv prefix 3.12)/bin/python3 in front of the command"""
 
 
-def complaint():
+def complaint() -> "str | None":
     version = "{}.{}".format(*sys.version_info[:2])
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
         return WRONG_VERSION.format(sys.executable, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from inferx.entrypoints import api_server
+from inferx.engine.sampling import SamplingParams
+from inferx.entrypoints import api_server, offline
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
@@ -30,6 +32,10 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+
+MaxTokens = Annotated[int, typer.Option(help="length of an answer at most")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token")]
+TopP = Annotated[float, typer.Option(help="share of the likeliest tokens to draw from")]
 
 
 @app.command("serve")
@@ -55,6 +61,53 @@ def serve_command(
             tritonserver=tritonserver,
         )
     )
+
+
+@app.command("generate")
+@with_settings("model")
+def generate_command(
+    model: Model,
+    prompt: Annotated[
+        str | None, typer.Argument(help="what to continue; standard input if not given")
+    ] = None,
+    *,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="ends the text; repeatable")] = None,
+    settings: dict[str, Any],
+) -> None:
+    """Continue a text with a model, here and without a server."""
+    text = sys.stdin.read() if prompt is None else prompt
+    params = SamplingParams.parse(
+        {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "stop": stop or [],
+        }
+    )
+    with offline.loaded({**settings, "model": model}) as llm:
+        offline.show(llm.stream(text, params))
+
+
+@app.command("chat")
+@with_settings("model")
+def chat_command(
+    model: Model,
+    *,
+    system: Annotated[str | None, typer.Option(help="a system message")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    settings: dict[str, Any],
+) -> None:
+    """Talk with a model, here and without a server."""
+    params = SamplingParams.parse(
+        {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    )
+    with offline.loaded({**settings, "model": model}) as llm:
+        offline.talk(llm, params, system)
 
 
 @app.command("convert")

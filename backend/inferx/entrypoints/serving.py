@@ -142,7 +142,7 @@ def _announce(server: TritonServer, name: str) -> None:
         f"  HTTP     http://{server.http_url}\n"
         f"  gRPC     {server.grpc_url}\n"
         f"  metrics  http://{server.metrics_url}/metrics\n"
-        f"  {curl_line(server.http_url, name)}"
+        f"  {curl_line(f'http://{server.http_url}', name)}"
     )
 
 

