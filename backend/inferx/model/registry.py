@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -66,9 +68,22 @@ def load_model(
         from inferx.model.llama import LlamaForCausalLM
 
         model = LlamaForCausalLM(config, dtype=dtype, device=device)
-        model.load_weights(iter_weights(source, config, dtype))
+        with _one_thread():
+            model.load_weights(iter_weights(source, config, dtype))
         return model
     from inferx.model.general import GeneralCausalLM
 
     raw = read_json(source, "config.json")
     return GeneralCausalLM(source, raw, config, dtype=dtype, device=device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors come one at a time, and mostly wait for their dequantizing: waking torch's threads
+    for each costs more than they bring, and several times as much where cores are busy."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
