@@ -17,7 +17,7 @@ from inferx.source import ModelSource
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.tiny_models import FUSED, VOCAB_SIZE, make_tiny_model
+from tiny_models import FUSED, VOCAB_SIZE, make_tiny_model
 
 CPU = torch.device("cpu")
 BLOCK = 16
