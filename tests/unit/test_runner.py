@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,14 +26,25 @@ from transformers import PreTrainedModel
 Tokens = list[int]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
+class Tiny(NamedTuple):
+    folder: Path
+    model: PreTrainedModel
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> PreTrainedModel:
-    return make_tiny_model(folder, "smollm2")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    folder = tmp_path_factory.mktemp("tiny")
+    return Tiny(folder, make_tiny_model(folder, "smollm2"))
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    return tiny.folder
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Tiny) -> PreTrainedModel:
+    return tiny.model
 
 
 @pytest.fixture(autouse=True)

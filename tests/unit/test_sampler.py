@@ -29,9 +29,7 @@ class Rows:
         self.slots: list[int] = []
         self.positions: list[int] = []
 
-    def add(
-        self, params: SamplingParams, *, prompt=(1, 2, 3), output=(), seed: int = 5
-    ) -> Rows:
+    def add(self, params: SamplingParams, *, prompt=(1, 2, 3), output=(), seed: int = 5) -> Rows:
         slot, tokens = 2 * len(self.slots), [*prompt, *output]
         self.sampler.add(NewRow(slot, tokens, len(prompt), params, seed))
         self.token_pool[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
