@@ -14,10 +14,9 @@ from inferx.model.llama import LlamaForCausalLM
 from inferx.model.registry import load_config
 from inferx.model.weights import iter_weights
 from inferx.source import ModelSource
+from tiny_models import FUSED, VOCAB_SIZE, make_tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
-
-from tiny_models import FUSED, VOCAB_SIZE, make_tiny_model
 
 CPU = torch.device("cpu")
 BLOCK = 16

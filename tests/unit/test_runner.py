@@ -268,7 +268,7 @@ def test_what_fails_in_a_plan_is_raised_by_its_collect(folder, monkeypatch):
 def test_pages_are_copied_before_the_forward_pass(folder):
     runner = make_runner(folder)
     runner.launch(_plan())
-    [[token]] = runner.collect().token_ids
+    runner.collect()
     decode = {"starts": [3], "num_tokens": [1], "num_decodes": 1, "new_rows": []}
     runner.launch(_plan(step=2, block_updates=[], **decode))
     [[in_place]] = runner.collect().token_ids
@@ -328,5 +328,5 @@ def test_a_gpu_that_is_not_there_fails_the_load(folder):
 
 def test_a_model_larger_than_the_memory_fails_the_load(folder, monkeypatch):
     monkeypatch.setattr("inferx.model.footprint.available_memory", lambda device: 1000)
-    with pytest.raises(ModelLoadError, match="'tiny'.*memory are free"):
+    with pytest.raises(ModelLoadError, match=r"'tiny'.*memory are free"):
         make_runner(folder)
