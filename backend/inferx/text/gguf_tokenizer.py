@@ -99,7 +99,7 @@ def _entry(source: ModelSource, entries: dict[str, Any], name: str, kind: type) 
 def _byte_level_bpe(source: ModelSource, vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
     """The tokenizer.json, and whether prompts begin with BOS where the file does not say."""
     name = vocabulary.entries.get("pre", "default")
-    pre = PRE_TOKENIZERS.get(name)
+    pre = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if pre is None:
         raise load_error(
             source,

@@ -16,6 +16,8 @@ from tokenizers.processors import TemplateProcessing
 
 from inferx.errors import InvalidArgument
 from inferx.source import ModelSource, load_error
+from inferx.text.chat_template import ChatTemplate
+from inferx.text.control_tokens import ControlTokens
 from inferx.text.detokenizer import IncrementalDetokenizer
 from inferx.text.token_bytes import UnsupportedDecoder, token_bytes
 from inferx.text.tokenizer_cache import cached_gguf_tokenizer
@@ -36,8 +38,8 @@ _NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 class Tokenizer:
     """One model's tokenizer; its methods may be called from several threads.
 
-    `special_tokens` maps bos_token, eos_token, ... to their texts, as chat templates see them.
-    `control_tokens` maps the texts of the special tokens that steer the model to their ids.
+    `special_tokens` maps bos_token, eos_token, ... to their texts, as chat templates see them;
+    `control` are all tokens that steer the model.
     """
 
     def __init__(self, files: TokenizerFiles, source: ModelSource) -> None:
@@ -59,18 +61,20 @@ class Tokenizer:
         self._literal: HFTokenizer | None = None
         self._lock = threading.Lock()
         self._decoding = decoding
-        special = {
-            i: t.content for i, t in tokenizer.get_added_tokens_decoder().items() if t.special
-        }
+        self.control = ControlTokens(tokenizer.get_added_tokens_decoder(), _unknown_id(tokenizer))
         self._visible_bytes = [
-            b"" if token_id in special else shown for token_id, shown in enumerate(decoding.by_id)
+            b"" if token_id in self.control.ids else shown
+            for token_id, shown in enumerate(decoding.by_id)
         ]
-        unknown = self.special_tokens.get("unk_token")
-        self.control_tokens = {text: i for i, text in special.items() if text != unknown}
         self._missing_bytes = _missing_bytes(tokenizer)
         self.vocab_size = len(decoding.by_id)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
+        self.chat_template = (
+            ChatTemplate(files.chat_templates, self.special_tokens)
+            if files.chat_templates
+            else None
+        )
 
     @classmethod
     def from_source(cls, source: ModelSource) -> Tokenizer:
@@ -92,7 +96,7 @@ class Tokenizer:
         `parse_special_tokens`, the text of a control token is ordinary text.
 
         Raises InvalidArgument for text that has no tokens: unpaired surrogates, and characters
-        of which the vocabulary lacks a byte.
+        of which the vocabulary lacks a byte, or which it has as a control token only.
         """
         self._check_expressible(text)
         if not parse_special_tokens:
@@ -151,7 +155,18 @@ class Tokenizer:
             if self._literal is None:
                 self._literal = HFTokenizer.from_str(self._tokenizer.to_str())
                 self._literal.encode_special_tokens = True
-        return self._literal.encode(text, add_special_tokens=add_special_tokens).ids
+        encoding = self._literal.encode(text, add_special_tokens=add_special_tokens)
+        from_text = [
+            token_id
+            for token_id, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+            if not is_added
+        ]
+        for token_id in self.control.among(from_text):
+            raise InvalidArgument(
+                f"the text has {self.token_text(token_id)!r}, which the model's vocabulary has "
+                "as a control token only: remove it"
+            )
+        return encoding.ids
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -212,3 +227,9 @@ def _missing_bytes(tokenizer: HFTokenizer) -> bytes:
     by_id = token_bytes(tokenizer).by_id
     present = {token[0] for token in by_id if len(token) == 1}
     return bytes(set(range(256)) - present - _NEVER_IN_UTF8)
+
+
+def _unknown_id(tokenizer: HFTokenizer) -> int | None:
+    """What characters without a token become."""
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    return None if unknown is None else tokenizer.token_to_id(unknown)
