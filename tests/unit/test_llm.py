@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psutil
 import pytest
 from inferx.engine.sampling import SamplingParams
@@ -84,3 +87,8 @@ def test_when_the_engine_dies_the_caller_hears_it_and_closing_leaves_nothing():
         with pytest.raises(Unavailable, match="ended unexpectedly"):
             list(stream)
     assert set(psutil.Process().children()) == others
+
+
+def test_the_parents_side_never_imports_torch():
+    code = "import sys, inferx.llm, inferx.engine.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
