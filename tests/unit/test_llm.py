@@ -66,6 +66,8 @@ def test_a_stream_left_early_leaves_room_for_others(llm):
 def test_one_impossible_prompt_raises_and_the_next_call_works(llm):
     with pytest.raises(InvalidArgument, match="empty"):
         llm.generate(["x", []], SamplingParams(max_tokens=5000))
+    with pytest.raises(InvalidArgument, match="white space"):
+        llm.generate(["x"], SamplingParams(bad_words=(" ",)))
     with pytest.raises(InvalidArgument, match="n is 2"):
         llm.generate(["x"], SamplingParams(n=2))
     assert llm.generate([], SamplingParams()) == []
