@@ -25,6 +25,7 @@ from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import Cancelled, InvalidArgument, RequestError, Status, Unavailable
 from inferx.source import ModelSource, resolve, source_at
+from inferx.text.bad_words import bad_words_token_ids
 from inferx.text.stream import TextDelta, TextStream
 from inferx.text.tokenizer import Tokenizer
 
@@ -147,6 +148,8 @@ class LLM:
         if params.n != 1:
             raise InvalidArgument(f"n is {params.n}: expected 1; give the prompt {params.n} times")
         prompt_token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        banned = bad_words_token_ids(self.tokenizer, params.bad_words)
+        params = msgspec.structs.replace(params, bad_words_token_ids=banned)
         stream = TextStream(self.tokenizer, params, prompt_token_ids)
         begin = time.perf_counter()
         (uid,) = self._client.submit(

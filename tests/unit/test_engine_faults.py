@@ -283,6 +283,11 @@ def test_a_failed_load_is_one_sentence(start, how, sentence):
         start(how)
 
 
+def test_a_missing_model_fails_the_load_and_no_path_is_told(start, tmp_path):
+    with pytest.raises(ModelLoadError, match=r"^model 'absent': there is no such file or folder$"):
+        start(engine="inferx", model=str(tmp_path / "absent"))
+
+
 def test_a_load_without_end_fails_at_the_start_timeout(start):
     with pytest.raises(ModelLoadError, match=r"not ready within 0\.5 seconds \(start_timeout\)"):
         start("load_forever", start_timeout=0.5)

@@ -47,3 +47,9 @@ def test_what_can_never_be_served_is_refused_with_the_numbers(prompt, params, wo
 def test_every_choice_is_checked():
     with pytest.raises(InvalidArgument):
         check_request([1], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=10)], INFO)
+
+
+def test_words_of_a_tokenizer_that_knows_more_than_the_model_are_refused():
+    params = SamplingParams(max_tokens=1, bad_words_token_ids=((5,), (6, 100)))
+    with pytest.raises(InvalidArgument, match="bad_words holds the token id 100"):
+        check_request([1], [params], INFO)

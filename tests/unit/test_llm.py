@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psutil
 import pytest
 from inferx.engine.sampling import SamplingParams
@@ -63,6 +66,8 @@ def test_a_stream_left_early_leaves_room_for_others(llm):
 def test_one_impossible_prompt_raises_and_the_next_call_works(llm):
     with pytest.raises(InvalidArgument, match="empty"):
         llm.generate(["x", []], SamplingParams(max_tokens=5000))
+    with pytest.raises(InvalidArgument, match="white space"):
+        llm.generate(["x"], SamplingParams(bad_words=(" ",)))
     with pytest.raises(InvalidArgument, match="n is 2"):
         llm.generate(["x"], SamplingParams(n=2))
     assert llm.generate([], SamplingParams()) == []
@@ -84,3 +89,8 @@ def test_when_the_engine_dies_the_caller_hears_it_and_closing_leaves_nothing():
         with pytest.raises(Unavailable, match="ended unexpectedly"):
             list(stream)
     assert set(psutil.Process().children()) == others
+
+
+def test_the_parents_side_never_imports_torch():
+    code = "import sys, inferx.llm, inferx.engine.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

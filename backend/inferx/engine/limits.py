@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from inferx.engine.messages import EngineInfo
 from inferx.engine.sampling import SamplingParams
@@ -20,6 +21,7 @@ def check_request(
         _check_length(len(prompt_token_ids), choice.max_tokens, info)
         _check_ids("stop_token_ids", choice.stop_token_ids, info)
         _check_ids("logit_bias", choice.logit_bias, info)
+        _check_ids("bad_words", chain.from_iterable(choice.bad_words_token_ids), info)
 
 
 def _check_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) -> None:
