@@ -16,6 +16,7 @@ from pathlib import Path
 from inferx.entrypoints.serving import curl_line
 from inferx.entrypoints.shell import report_errors
 from inferx.source import resolve
+from inferx.text.chat import encode_chat
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.server import TritonServer, find_server
 from inferx_client import AsyncClient, Client
@@ -119,7 +120,7 @@ def start(server: TritonServer) -> None:
 def chat(server: TritonServer, tokenizer: Tokenizer) -> None:
     heading("One question, streamed")
     console.print(f"[bold]{QUESTION}[/]")
-    prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
+    prompt = encode_chat(tokenizer, [{"role": "user", "content": QUESTION}])
     answer = Answer()
     with Client(server.grpc_url, MODEL) as client:
         for delta in client.stream(prompt, max_tokens=64, temperature=0):

@@ -15,6 +15,7 @@ from inferx.entrypoints.serving import local_model
 from inferx.entrypoints.settings import engine_config
 from inferx.errors import ModelLoadError, RequestError
 from inferx.llm import LLM
+from inferx.text.chat import encode_chat
 from inferx.text.stream import TextDelta
 
 # What is not the model's text goes to standard error, so that the text can be piped on.
@@ -61,7 +62,7 @@ def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
     _console.print("An empty line or Ctrl-D ends the conversation.", style="dim")
     while line := _ask():
         messages.append({"role": "user", "content": line})
-        prompt = llm.tokenizer.encode_chat(messages)
+        prompt = encode_chat(llm.tokenizer, messages)
         try:
             answer = show(llm.stream(prompt, params))
         except KeyboardInterrupt:
