@@ -92,14 +92,15 @@ def main() -> None:
         start(server)
         chat(server, tokenizer)
         asyncio.run(complete_together(server))
-        how_to_go_on(server, keep)
-    except BaseException:
-        keep = False
+    except BaseException as error:
+        server.stop()
+        if not isinstance(error, KeyboardInterrupt):
+            console.print(f"the server's log: {server.log_path}", style="dim", soft_wrap=True)
         raise
-    finally:
-        if not keep:
-            server.stop()
-            shutil.rmtree(workdir, ignore_errors=True)
+    if not keep:
+        server.stop()
+        shutil.rmtree(workdir, ignore_errors=True)
+    how_to_go_on(server, keep)
 
 
 def prepare_model() -> Tokenizer:
