@@ -15,11 +15,12 @@ from pathlib import Path
 
 from inferx.entrypoints.serving import curl_line
 from inferx.entrypoints.shell import report_errors
+from inferx.errors import InferxError
 from inferx.source import resolve
 from inferx.text.chat import encode_chat
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.server import TritonServer, find_server
-from inferx_client import AsyncClient, Client
+from inferx_client import AsyncClient, Client, InferenceError
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -95,7 +96,9 @@ def main() -> None:
     except BaseException as error:
         server.stop()
         if not isinstance(error, KeyboardInterrupt):
-            console.print(f"the server's log: {server.log_path}", style="dim", soft_wrap=True)
+            console.print(f"\nthe server's log: {server.log_path}", style="dim", soft_wrap=True)
+        if isinstance(error, InferenceError):
+            raise InferxError(f"the server answered {error}") from None
         raise
     if not keep:
         server.stop()
