@@ -45,7 +45,7 @@ def show(deltas: Iterable[TextDelta]) -> str:
         text += delta.text
         sys.stdout.write(delta.text)
         sys.stdout.flush()
-    sys.stdout.write("\n")
+    print(flush=True)
     pace = f", then {(tokens - 1) / (last - first):.0f} tokens/s" if last > first else ""
     _console.print(f"{tokens} tokens, the first after {first - begun:.2f} s{pace}", style="dim")
     return text
