@@ -40,19 +40,19 @@ import numpy as np
 import tritonclient.grpc as triton
 def tensor(name, datatype, value):
     made = triton.InferInput(name, [1], datatype)
-    made.set_data_from_numpy(np.array([value], dtype=triton_to_np_dtype(datatype)))
+    made.set_data_from_numpy(np.array([value], dtype=bool if datatype == "BOOL" else object))
     return made
 client = triton.InferenceServerClient("{url}")
 client.start_stream(lambda result, error: print(
     error or result.as_numpy("text_output")[0].decode(), end="", flush=True))
 client.async_stream_infer("{model}", [
     tensor("text_input", "BYTES", "The capital of France is"), tensor("stream", "BOOL", True),
-], parameters={{"max_tokens": 16}})
+], parameters={{"max_tokens": 16, "temperature": 0}})
 client.stop_stream()"""
 INFERX_CLIENT = """\
 from inferx_client import Client
 with Client("{url}", "{model}") as client:
-    for delta in client.stream("The capital of France is", max_tokens=16):
+    for delta in client.stream("The capital of France is", max_tokens=16, temperature=0):
         print(delta.text, end="", flush=True)"""
 
 console = Console(highlight=False)
@@ -250,7 +250,7 @@ def how_to_go_on(server: TritonServer, keep: bool) -> None:
     show(TRITONCLIENT.format(url=server.grpc_url, model=MODEL))
     console.print("With the client of this repository:")
     show(INFERX_CLIENT.format(url=server.grpc_url, model=MODEL))
-    console.print(f"Metrics:   curl -s http://{server.metrics_url}/metrics")
+    console.print(f"Metrics:  curl -s http://{server.metrics_url}/metrics")
     console.print(f"Log:      {server.log_path}", soft_wrap=True)
     console.print(f"To end:   kill {server.pid}")
 
