@@ -15,10 +15,12 @@ from pathlib import Path
 
 from inferx.entrypoints.serving import curl_line
 from inferx.entrypoints.shell import report_errors
+from inferx.errors import InferxError
 from inferx.source import resolve
+from inferx.text.chat import encode_chat
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.server import TritonServer, find_server
-from inferx_client import AsyncClient, Client
+from inferx_client import AsyncClient, Client, InferenceError
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -38,19 +40,19 @@ import numpy as np
 import tritonclient.grpc as triton
 def tensor(name, datatype, value):
     made = triton.InferInput(name, [1], datatype)
-    made.set_data_from_numpy(np.array([value], dtype=triton_to_np_dtype(datatype)))
+    made.set_data_from_numpy(np.array([value], dtype=bool if datatype == "BOOL" else object))
     return made
 client = triton.InferenceServerClient("{url}")
 client.start_stream(lambda result, error: print(
     error or result.as_numpy("text_output")[0].decode(), end="", flush=True))
 client.async_stream_infer("{model}", [
     tensor("text_input", "BYTES", "The capital of France is"), tensor("stream", "BOOL", True),
-], parameters={{"max_tokens": 16}})
+], parameters={{"max_tokens": 16, "temperature": 0}})
 client.stop_stream()"""
 INFERX_CLIENT = """\
 from inferx_client import Client
 with Client("{url}", "{model}") as client:
-    for delta in client.stream("The capital of France is", max_tokens=16):
+    for delta in client.stream("The capital of France is", max_tokens=16, temperature=0):
         print(delta.text, end="", flush=True)"""
 
 console = Console(highlight=False)
@@ -91,14 +93,17 @@ def main() -> None:
         start(server)
         chat(server, tokenizer)
         asyncio.run(complete_together(server))
-        how_to_go_on(server, keep)
-    except BaseException:
-        keep = False
+    except BaseException as error:
+        server.stop()
+        if not isinstance(error, KeyboardInterrupt):
+            console.print(f"\nthe server's log: {server.log_path}", style="dim", soft_wrap=True)
+        if isinstance(error, InferenceError):
+            raise InferxError(f"the server answered {error}") from None
         raise
-    finally:
-        if not keep:
-            server.stop()
-            shutil.rmtree(workdir, ignore_errors=True)
+    if not keep:
+        server.stop()
+        shutil.rmtree(workdir, ignore_errors=True)
+    how_to_go_on(server, keep)
 
 
 def prepare_model() -> Tokenizer:
@@ -119,7 +124,7 @@ def start(server: TritonServer) -> None:
 def chat(server: TritonServer, tokenizer: Tokenizer) -> None:
     heading("One question, streamed")
     console.print(f"[bold]{QUESTION}[/]")
-    prompt = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
+    prompt = encode_chat(tokenizer, [{"role": "user", "content": QUESTION}])
     answer = Answer()
     with Client(server.grpc_url, MODEL) as client:
         for delta in client.stream(prompt, max_tokens=64, temperature=0):
@@ -245,7 +250,7 @@ def how_to_go_on(server: TritonServer, keep: bool) -> None:
     show(TRITONCLIENT.format(url=server.grpc_url, model=MODEL))
     console.print("With the client of this repository:")
     show(INFERX_CLIENT.format(url=server.grpc_url, model=MODEL))
-    console.print(f"Metrics:   curl -s http://{server.metrics_url}/metrics")
+    console.print(f"Metrics:  curl -s http://{server.metrics_url}/metrics")
     console.print(f"Log:      {server.log_path}", soft_wrap=True)
     console.print(f"To end:   kill {server.pid}")
 

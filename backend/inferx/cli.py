@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from inferx.engine.sampling import SamplingParams
-from inferx.entrypoints import api_server, offline
+from inferx.entrypoints import api_server
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
@@ -78,6 +77,9 @@ def generate_command(
     settings: dict[str, Any],
 ) -> None:
     """Continue a text with a model, here and without a server."""
+    from inferx.engine.sampling import SamplingParams
+    from inferx.entrypoints import offline  # loads the tokenizer's library
+
     text = sys.stdin.read() if prompt is None else prompt
     params = SamplingParams.parse(
         {
@@ -103,6 +105,9 @@ def chat_command(
     settings: dict[str, Any],
 ) -> None:
     """Talk with a model, here and without a server."""
+    from inferx.engine.sampling import SamplingParams
+    from inferx.entrypoints import offline
+
     params = SamplingParams.parse(
         {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     )

@@ -28,3 +28,11 @@ def test_every_setting_has_a_help_text_and_no_other_has() -> None:
 def test_every_sampling_parameter_is_named() -> None:
     (paragraph,) = re.findall(r"^Sampling parameters, in the JSON.*$", README, re.MULTILINE)
     assert set(_READERS) <= set(re.findall(r"`(\w+)`", paragraph))
+
+
+def test_the_metrics_are_those_that_are_written() -> None:
+    # The module itself can be imported by Triton's stub alone.
+    source = (Path(__file__).parents[2] / "backend/inferx/triton/metrics.py").read_text()
+    written = set(re.findall(r'"(inferx_\w+)"', source))
+    shown = set(re.findall(r"^\| `(inferx_\w+)` \|", README, re.MULTILINE))
+    assert shown == written

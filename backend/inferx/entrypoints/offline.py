@@ -15,6 +15,7 @@ from inferx.entrypoints.serving import local_model
 from inferx.entrypoints.settings import engine_config
 from inferx.errors import ModelLoadError, RequestError
 from inferx.llm import LLM
+from inferx.text.chat import encode_chat
 from inferx.text.stream import TextDelta
 
 # What is not the model's text goes to standard error, so that the text can be piped on.
@@ -44,7 +45,7 @@ def show(deltas: Iterable[TextDelta]) -> str:
         text += delta.text
         sys.stdout.write(delta.text)
         sys.stdout.flush()
-    sys.stdout.write("\n")
+    print(flush=True)
     pace = f", then {(tokens - 1) / (last - first):.0f} tokens/s" if last > first else ""
     _console.print(f"{tokens} tokens, the first after {first - begun:.2f} s{pace}", style="dim")
     return text
@@ -61,7 +62,7 @@ def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
     _console.print("An empty line or Ctrl-D ends the conversation.", style="dim")
     while line := _ask():
         messages.append({"role": "user", "content": line})
-        prompt = llm.tokenizer.encode_chat(messages)
+        prompt = encode_chat(llm.tokenizer, messages)
         try:
             answer = show(llm.stream(prompt, params))
         except KeyboardInterrupt:

@@ -99,7 +99,10 @@ def served_name(model: str) -> str:
 
 
 def curl_line(http_url: str, name: str) -> str:
-    body = '{"text_input": "The capital of France is", "parameters": {"max_tokens": 16}}'
+    body = (
+        '{"text_input": "The capital of France is", '
+        '"parameters": {"max_tokens": 16, "temperature": 0}}'
+    )
     return f"curl -s {http_url}/v2/models/{name}/generate -d '{body}'"
 
 

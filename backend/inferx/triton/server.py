@@ -1,4 +1,4 @@
-"""TritonServer: a real tritonserver as a child process, and the model repository it serves."""
+"""TritonServer: a real tritonserver as a child process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from inferx.errors import ConfigError, ModelLoadError
+from inferx.errors import ModelLoadError
 from inferx.triton.installation import ServerError, ServerInstallation, find_server
+from inferx.triton.repository import write_model_repository
 
 __all__ = ["ServerError", "TritonServer", "find_server", "write_model_repository"]
 
@@ -293,32 +293,6 @@ def one_sentence(model: str, reason: str) -> str:
     text = re.sub(r"^[A-Za-z_]*(Exception|Error): ", "", text)
     text = " ".join(text.split()) or "Triton gives no reason"
     return f"model {model!r} did not load: {text}"
-
-
-def write_model_repository(
-    path: Path | str,
-    name: str,
-    settings: Mapping[str, Any],
-    *,
-    decoupled: bool | None = None,
-) -> Path:
-    """Adds one model of InferX to the repository `path`, which it returns.
-
-    `settings` become 1/model.json. `decoupled` False makes a model that takes plain `infer`.
-    Raises ConfigError for a name that Triton could not serve.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(
-            f"the model name is {name!r}: use letters, digits, dots, dashes and underscores"
-        )
-    version = Path(path) / name / "1"
-    version.mkdir(parents=True, exist_ok=True)
-    config = 'backend: "inferx"\ninstance_group [{ kind: KIND_MODEL }]\n'
-    if decoupled is not None:
-        config += f"model_transaction_policy {{ decoupled: {'true' if decoupled else 'false'} }}\n"
-    (version.parent / "config.pbtxt").write_text(config, encoding="utf-8")
-    (version / "model.json").write_text(json.dumps(dict(settings), indent=2) + "\n", "utf-8")
-    return Path(path)
 
 
 def _ports(address: str, wanted: Sequence[int]) -> list[int]:

