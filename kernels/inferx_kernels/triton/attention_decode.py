@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import launch_next, matmul, to_e4m3, wait_previous
+from inferx_kernels.triton.device import INTERPRETED, launch_next, matmul, to_e4m3, wait_previous
 from inferx_kernels.triton.rope import rotated
 
 
@@ -52,6 +52,31 @@ def plan_decode_kernel(
         tl.store(item_ptrs + 2, first_chunk + chunks, mask=ok)
         tl.store(item_ptrs + 3, first_item, mask=ok)
         tl.store(item_ptrs + 4, num_chunks, mask=ok)
+
+
+@triton.jit
+def split_e4m3(pairs):
+    """int16 pairs of e4m3 numbers to two fp16 tensors: the low bytes' and the high bytes'."""
+    if INTERPRETED:
+        low = pairs.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        high = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t;
+            .reg .b16 a, b;
+            prmt.b32 t, $2, 0, 0x3120;
+            mov.b32 {a, b}, t;
+            cvt.rn.f16x2.e4m3x2 $0, a;
+            cvt.rn.f16x2.e4m3x2 $1, b;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return low, high
 
 
 @triton.jit
@@ -217,8 +242,7 @@ def decode_attention_kernel(
                 # shared memory transposes 16-bit elements on the way, but not bytes.
                 v_pairs_ptr = (v_pages_ptr + head_at).to(tl.pointer_type(tl.int16))
                 v_pair = tl.load(v_pairs_ptr[None, :] + pairs[:, None], mask=v_mask, other=0)
-                even = v_pair.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(q.dtype)
-                odd = (v_pair >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(q.dtype)
+                even, odd = split_e4m3(v_pair)
                 acc = matmul(even, weights, acc * kept[None, :])
                 acc_odd = matmul(odd, weights, acc_odd * kept[None, :])
             else:
