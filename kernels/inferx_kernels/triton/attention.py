@@ -8,7 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
-from inferx_kernels.triton.attention_decode import decode_attention_kernel, plan_decode_kernel
+from inferx_kernels.triton.attention_decode import (
+    ITEM_WORDS,
+    decode_attention_kernel,
+    plan_decode_kernel,
+)
 from inferx_kernels.triton.attention_prefill import prefill_attention_kernel
 from inferx_kernels.triton.device import num_multiprocessors, use_pdl
 from inferx_kernels.triton.workspace import workspace
@@ -17,8 +21,8 @@ from inferx_kernels.triton.workspace import workspace
 class DecodePlan(NamedTuple):
     """A work list on the device, refilled every step in place. Opaque; see `plan_decode`."""
 
-    items: Tensor  # [max_items] int64
-    first_item: Tensor  # [max_rows + 1] int32
+    items: Tensor  # [max_items, ITEM_WORDS] int32
+    num_items: Tensor  # [1] int32
     chunk: int  # tokens
     window: int  # tokens; 0: none
 
@@ -41,8 +45,8 @@ def allocate_decode_plan(
     """
     max_items = max_rows + max_tokens // chunk
     return DecodePlan(
-        torch.empty(max_items, dtype=torch.int64, device=device),
-        torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+        torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
         chunk,
         window or 0,
     )
@@ -54,7 +58,7 @@ def plan_decode(plan: DecodePlan, seq_lens: Tensor) -> None:
     plan_decode_kernel[(num_rows,)](
         seq_lens,
         plan.items,
-        plan.first_item,
+        plan.num_items,
         num_rows,
         CHUNK=plan.chunk,
         WINDOW=plan.window,
@@ -69,7 +73,6 @@ def decode_attention(
     k_pages: Tensor,
     v_pages: Tensor,
     block_table: Tensor,
-    seq_lens: Tensor,
     plan: DecodePlan,
     scale: float,
     config: DecodeConfig = DecodeConfig(),
@@ -81,7 +84,7 @@ def decode_attention(
     already; block_table: [num_rows, max_blocks] int32. Returns a new tensor like q.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(q, q.shape[1], k_pages, v_pages, block_table, seq_lens, plan, scale, out, config)
+    _launch(q, q.shape[1], k_pages, v_pages, block_table, plan, scale, out, config)
     return out
 
 
@@ -92,7 +95,6 @@ def fused_decode_attention(
     k_pages: Tensor,
     v_pages: Tensor,
     block_table: Tensor,
-    seq_lens: Tensor,
     plan: DecodePlan,
     scale: float,
     *,
@@ -114,7 +116,6 @@ def fused_decode_attention(
         k_pages,
         v_pages,
         block_table,
-        seq_lens,
         plan,
         scale,
         out,
@@ -133,7 +134,6 @@ def _launch(
     k_pages: Tensor,
     v_pages: Tensor,
     block_table: Tensor,
-    seq_lens: Tensor,
     plan: DecodePlan,
     scale: float,
     out: Tensor,
@@ -161,9 +161,8 @@ def _launch(
         k_pages,
         v_pages,
         block_table,
-        seq_lens,
         plan.items,
-        plan.first_item,
+        plan.num_items,
         out,
         scratch.parts,
         scratch.parts[tops_at:],
@@ -172,19 +171,19 @@ def _launch(
         norm_weight,
         cos,
         sin,
-        num_rows,
         q.stride(0),
         block_table.stride(0),
         scale,
         eps,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),
+        BLOCK_G=max(8, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         BLOCK_T=config.block_t,
         CHUNK=plan.chunk,
+        COMBINE=2 * config.num_warps,
         WINDOW=plan.window,
         ROTARY_DIM=2 * cos.shape[-1] if cos is not None else 0,
         FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
@@ -233,7 +232,7 @@ def prefill_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     options = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
     tiles = num_tokens // (config.block_m // group) + num_rows
-    prefill_attention_kernel[(tiles, num_kv_heads)](
+    prefill_attention_kernel[(num_kv_heads, tiles)](
         q,
         k_pages,
         v_pages,

@@ -11,15 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import launch_next, matmul, to_e4m3, wait_previous
+from inferx_kernels.triton.device import INTERPRETED, launch_next, matmul, to_e4m3, wait_previous
 from inferx_kernels.triton.rope import rotated
+
+ITEM_WORDS = tl.constexpr(8)  # int32 words an item takes, of which five are used
 
 
 @triton.jit
 def plan_decode_kernel(
     seq_lens_ptr,  # [num_rows] int32
-    items_ptr,  # [max_items] int64: row << 32 | chunk
-    first_item_ptr,  # [num_rows + 1] int32
+    items_ptr,  # [max_items, ITEM_WORDS] int32: row, its length, chunk, row's first item and chunks
+    num_items_ptr,  # [1] int32
     num_rows,
     CHUNK: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
@@ -38,13 +40,42 @@ def plan_decode_kernel(
     length = tl.load(seq_lens_ptr + row)
     first_chunk = tl.maximum(length - WINDOW, 0) // CHUNK if WINDOW > 0 else 0
     num_chunks = tl.cdiv(length, CHUNK) - first_chunk
-    tl.store(first_item_ptr + row, first_item)
     if row == num_rows - 1:
-        tl.store(first_item_ptr + num_rows, first_item + num_chunks)
+        tl.store(num_items_ptr, first_item + num_chunks)
     for first in range(0, num_chunks, BLOCK_CHUNKS):
         chunks = first + tl.arange(0, BLOCK_CHUNKS)
-        item = (row.to(tl.int64) << 32) | (first_chunk + chunks)
-        tl.store(items_ptr + first_item + chunks, item, mask=chunks < num_chunks)
+        item_ptrs = items_ptr + (first_item + chunks) * ITEM_WORDS
+        ok = chunks < num_chunks
+        tl.store(item_ptrs, row, mask=ok)
+        tl.store(item_ptrs + 1, length, mask=ok)
+        tl.store(item_ptrs + 2, first_chunk + chunks, mask=ok)
+        tl.store(item_ptrs + 3, first_item, mask=ok)
+        tl.store(item_ptrs + 4, num_chunks, mask=ok)
+
+
+@triton.jit
+def split_e4m3(pairs):
+    """int16 pairs of e4m3 numbers to two fp16 tensors: the low bytes' and the high bytes'."""
+    if INTERPRETED:
+        low = pairs.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        high = (pairs >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t;
+            .reg .b16 a, b;
+            prmt.b32 t, $2, 0, 0x3120;
+            mov.b32 {a, b}, t;
+            cvt.rn.f16x2.e4m3x2 $0, a;
+            cvt.rn.f16x2.e4m3x2 $1, b;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return low, high
 
 
 @triton.jit
@@ -53,18 +84,16 @@ def decode_attention_kernel(
     k_pages_ptr,
     v_pages_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, head_dim] each
     block_table_ptr,  # [num_rows, max_blocks] int32
-    seq_lens_ptr,  # [num_rows] int32
-    items_ptr,  # [max_items] int64, of plan_decode_kernel
-    first_item_ptr,  # [num_rows + 1] int32
+    items_ptr,
+    num_items_ptr,  # of plan_decode_kernel
     out_ptr,  # [num_rows, num_heads, head_dim]
-    part_ptr,  # [max_items, num_heads, HEAD_DIM] fp32
+    part_ptr,  # [max_items, num_heads, head_dim] fp32
     part_top_ptr,  # [max_items, num_heads] fp32: the chunk's largest score, times log2(e)
     part_total_ptr,  # [max_items, num_heads] fp32: its sum of exponentials
     arrivals_ptr,  # [num_rows * num_kv_heads] int32 zeros, and zeros again afterwards
     norm_ptr,  # [num_heads + num_kv_heads, head_dim], where NORM
     cos_ptr,
     sin_ptr,  # [num_rows, ROTARY_DIM / 2] fp32, where FUSED
-    num_rows,
     q_row_stride,
     block_table_stride,
     scale,
@@ -77,6 +106,7 @@ def decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,  # keys a tile
     CHUNK: tl.constexpr,
+    COMBINE: tl.constexpr,  # chunks combined at a time
     WINDOW: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     FP8_PAGES: tl.constexpr,
@@ -87,7 +117,7 @@ def decode_attention_kernel(
 ):
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    PAIR: tl.constexpr = 2 if FP8_PAGES else 1  # features of V an accumulator's column stands for
+    PAIR: tl.constexpr = 2 if FP8_PAGES else 1  # features of V that a row of acc stands for
     launch_next(PDL)
     group = tl.arange(0, BLOCK_G)
     features = tl.arange(0, BLOCK_D)
@@ -96,23 +126,22 @@ def decode_attention_kernel(
     in_group = group < GROUP
     in_head = features < HEAD_DIM
     tile_ok = in_group[:, None] & in_head[None, :]
-    num_work = tl.load(first_item_ptr + num_rows) * NUM_KV_HEADS
+    num_work = tl.load(num_items_ptr) * NUM_KV_HEADS
     scale *= 1.4426950408889634  # exponentials are of base 2
-    wait_previous(PDL)
 
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
         item = work // NUM_KV_HEADS
         kv_head = work % NUM_KV_HEADS
-        packed = tl.load(items_ptr + item)
-        row = (packed >> 32).to(tl.int32)
-        chunk = (packed & 0xFFFFFFFF).to(tl.int32)
-        length = tl.load(seq_lens_ptr + row)
-        first_item = tl.load(first_item_ptr + row)
-        num_chunks = tl.load(first_item_ptr + row + 1) - first_item
+        item_ptr = items_ptr + item * ITEM_WORDS
+        row = tl.load(item_ptr)
+        length = tl.load(item_ptr + 1)
+        chunk = tl.load(item_ptr + 2)
+        first_item = tl.load(item_ptr + 3)
+        num_chunks = tl.load(item_ptr + 4)
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-        first_head = kv_head * GROUP
+        heads = kv_head * GROUP + group
         row_ptr = q_ptr + row.to(tl.int64) * q_row_stride
-        heads_ptr = row_ptr + (first_head + group)[:, None] * HEAD_DIM
+        heads_ptr = row_ptr + heads[:, None] * HEAD_DIM
 
         begin = chunk * CHUNK
         if WINDOW > 0:
@@ -120,15 +149,15 @@ def decode_attention_kernel(
         end = tl.minimum((chunk + 1) * CHUNK, length)
         top = tl.full([BLOCK_G], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_G], tl.float32)
-        acc = tl.zeros([BLOCK_G, BLOCK_D // PAIR], tl.float32)
+        acc = tl.zeros([BLOCK_D // PAIR, BLOCK_G], tl.float32)
         acc_odd = acc
+        wait_previous(PDL)
         if FUSED:
-            half_stride: tl.constexpr = ROTARY_DIM // 2
-            cos_row = cos_ptr + row * half_stride
-            sin_row = sin_ptr + row * half_stride
-            _, q = rotated(
+            cos_row = cos_ptr + row * (ROTARY_DIM // 2)
+            sin_row = sin_ptr + row * (ROTARY_DIM // 2)
+            q_raw, q = rotated(
                 heads_ptr,
-                norm_ptr + (first_head + group)[:, None] * HEAD_DIM if NORM else norm_ptr,
+                norm_ptr + heads[:, None] * HEAD_DIM if NORM else norm_ptr,
                 cos_row,
                 sin_row,
                 q_ptr,
@@ -146,10 +175,10 @@ def decode_attention_kernel(
             if end == length:
                 # The row's newest token: this program writes it to its page, and attends to it
                 # from registers.
-                one = tl.arange(0, 1)[:, None]
-                _, k_new = rotated(
-                    row_ptr + (NUM_HEADS + kv_head + one) * HEAD_DIM,
-                    norm_ptr + (NUM_HEADS + kv_head + one) * HEAD_DIM if NORM else norm_ptr,
+                k_head = NUM_HEADS + kv_head + tl.arange(0, 1)[:, None]
+                k_raw, k_new = rotated(
+                    row_ptr + k_head * HEAD_DIM,
+                    norm_ptr + k_head * HEAD_DIM if NORM else norm_ptr,
                     cos_row,
                     sin_row,
                     q_ptr,
@@ -162,7 +191,7 @@ def decode_attention_kernel(
                     NORM,
                     False,
                 )
-                v_new_ptr = row_ptr + (NUM_HEADS + NUM_KV_HEADS + kv_head + one) * HEAD_DIM
+                v_new_ptr = row_ptr + (k_head + NUM_KV_HEADS) * HEAD_DIM
                 v_new = tl.load(v_new_ptr + features[None, :], mask=in_head[None, :], other=0.0)
                 k_new = k_new.to(q_ptr.dtype.element_ty)
                 if FP8_PAGES:
@@ -182,6 +211,7 @@ def decode_attention_kernel(
 
         if FP8_PAGES:  # multiplied in fp16, which holds e4m3 exactly and is one conversion away
             q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+        q = q.T
         for start in tl.range(begin - begin % BLOCK_T, end, BLOCK_T, num_stages=STAGES):
             tokens = start + places
             seen = (tokens >= begin) & (tokens < end)
@@ -191,68 +221,77 @@ def decode_attention_kernel(
             else:
                 page = tl.load(pages_ptr + tokens // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
                 slots = page * BLOCK_SIZE + tokens % BLOCK_SIZE
-            head_at = (slots * TOKEN_STRIDE + kv_head * HEAD_DIM)[:, None]
+            head_at = slots * TOKEN_STRIDE + kv_head * HEAD_DIM
             k = tl.load(
-                k_pages_ptr + head_at + features[None, :],
+                k_pages_ptr + head_at[:, None] + features[None, :],
                 mask=seen[:, None] & in_head[None, :],
                 other=0.0,
             )
-            scores = matmul(q, k.to(q.dtype).T, tl.zeros([BLOCK_G, BLOCK_T], tl.float32)) * scale
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_top[:, None])
+            # Keys are the tall side: [keys, heads] scores, [features, heads] sums.
+            scores = matmul(k.to(q.dtype), q, tl.zeros([BLOCK_T, BLOCK_G], tl.float32)) * scale
+            scores = tl.where(seen[:, None], scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 0))
+            weights = tl.exp2(scores - new_top[None, :])
             kept = tl.exp2(top - new_top)
-            total = total * kept + tl.sum(weights, 1)
+            total = total * kept + tl.sum(weights, 0)
             weights = weights.to(q.dtype)
-            v_mask = seen[:, None] & (pairs < HEAD_DIM // PAIR)[None, :]
+            v_mask = (pairs < HEAD_DIM // PAIR)[:, None] & seen[None, :]
             if FP8_PAGES:
                 # Two features at once: tensor cores want neighbouring keys in one register, and
                 # shared memory transposes 16-bit elements on the way, but not bytes.
                 v_pairs_ptr = (v_pages_ptr + head_at).to(tl.pointer_type(tl.int16))
-                v_pair = tl.load(v_pairs_ptr + pairs[None, :], mask=v_mask, other=0)
-                even = v_pair.to(tl.int8).to(tl.float8e4nv, bitcast=True).to(q.dtype)
-                odd = (v_pair >> 8).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(q.dtype)
-                acc = matmul(weights, even, acc * kept[:, None])
-                acc_odd = matmul(weights, odd, acc_odd * kept[:, None])
+                v_pair = tl.load(v_pairs_ptr[None, :] + pairs[:, None], mask=v_mask, other=0)
+                even, odd = split_e4m3(v_pair)
+                acc = matmul(even, weights, acc * kept[None, :])
+                acc_odd = matmul(odd, weights, acc_odd * kept[None, :])
             else:
-                v = tl.load(v_pages_ptr + head_at + pairs[None, :], mask=v_mask, other=0.0)
-                acc = matmul(weights, v, acc * kept[:, None])
+                v = tl.load(v_pages_ptr + head_at[None, :] + pairs[:, None], v_mask, other=0.0)
+                acc = matmul(v, weights, acc * kept[None, :])
             top = new_top
 
+        result = acc.T
         if FP8_PAGES:
-            acc = tl.interleave(acc, acc_odd)
+            result = tl.interleave(result, acc_odd.T)
         if FUSED:
-            acc += v_new.to(tl.float32) * tl.exp2(top_new - top)[:, None]
+            result += v_new.to(tl.float32) * tl.exp2(top_new - top)[:, None]
 
-        heads = first_head + group
         out_at = (row.to(tl.int64) * NUM_HEADS + heads)[:, None] * HEAD_DIM + features[None, :]
         if num_chunks == 1:
-            tl.store(out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), tile_ok)
+            out = (result / total[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + out_at, out, tile_ok)
         else:
             part_at = item * NUM_HEADS + heads
-            part_tile = part_at[:, None] * HEAD_DIM + features[None, :]
-            tl.store(part_ptr + part_tile, acc, mask=tile_ok)
-            tl.store(part_top_ptr + part_at, top, mask=in_group)
-            tl.store(part_total_ptr + part_at, total, mask=in_group)
+            tl.store(part_ptr + part_at[:, None] * HEAD_DIM + features[None, :], result, tile_ok)
+            tl.store(part_top_ptr + part_at, top, in_group)
+            tl.store(part_total_ptr + part_at, total, in_group)
             tl.debug_barrier()  # the whole program's parts are written before it counts as arrived
             counter_ptr = arrivals_ptr + row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_chunks - 1:
                 tl.store(counter_ptr, 0)
+                others = tl.arange(0, COMBINE)
                 top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+                for first in range(0, num_chunks, COMBINE):
+                    ok = (first + others < num_chunks)[:, None] & in_group[None, :]
+                    at = (first_item + first + others)[:, None] * NUM_HEADS + heads[None, :]
+                    tops = tl.load(part_top_ptr + at, mask=ok, other=float("-inf"))
+                    top = tl.maximum(top, tl.max(tops, 0))
+                top = tl.where(in_group, top, 0.0)
                 total = tl.zeros([BLOCK_G], tl.float32)
-                acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-                for other in range(first_item, first_item + num_chunks):
-                    part_at = other * NUM_HEADS + heads
-                    part_top = tl.load(part_top_ptr + part_at, mask=in_group, other=0.0)
-                    part_total = tl.load(part_total_ptr + part_at, mask=in_group, other=1.0)
-                    part_tile = part_at[:, None] * HEAD_DIM + features[None, :]
-                    part = tl.load(part_ptr + part_tile, mask=tile_ok, other=0.0)
-                    new_top = tl.maximum(top, part_top)
-                    kept = tl.exp2(top - new_top)
-                    added = tl.exp2(part_top - new_top)
-                    total = total * kept + part_total * added
-                    acc = acc * kept[:, None] + part * added[:, None]
-                    top = new_top
-                tl.store(
-                    out_ptr + out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), tile_ok
-                )
+                result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+                for first in range(0, num_chunks, COMBINE):
+                    ok = (first + others < num_chunks)[:, None] & in_group[None, :]
+                    at = (first_item + first + others)[:, None] * NUM_HEADS + heads[None, :]
+                    tops = tl.load(part_top_ptr + at, mask=ok, other=float("-inf"))
+                    totals = tl.load(part_total_ptr + at, mask=ok, other=0.0)
+                    parts = tl.load(
+                        part_ptr + at[:, :, None] * HEAD_DIM + features[None, None, :],
+                        mask=ok[:, :, None] & in_head[None, None, :],
+                        other=0.0,
+                    )
+                    added = tl.exp2(tops - top[None, :])
+                    total += tl.sum(totals * added, 0)
+                    result += tl.sum(parts * added[:, :, None], 0)
+                total = tl.where(in_group, total, 1.0)
+                out = (result / total[:, None]).to(out_ptr.dtype.element_ty)
+                tl.store(out_ptr + out_at, out, tile_ok)
+    wait_previous(PDL)  # also where there was no work

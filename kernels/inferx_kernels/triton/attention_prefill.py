@@ -103,8 +103,8 @@ def prefill_attention_kernel(
     TOKENS: tl.constexpr = BLOCK_M // GROUP  # a tile's
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     # Late tiles of a prompt see the most keys: they start first.
-    place = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    place = tl.num_programs(1) - 1 - tl.program_id(1)
     base = tl.load(query_start_ptr)
     row = -1
     for first_row in range(0, num_rows, BLOCK_ROWS):

@@ -24,8 +24,7 @@ def dot_rows(w, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VEC: tl.constex
 def gemv_kernel(
     x_ptr,  # [M, K] bf16 or fp16
     norm_ptr,  # [K]: RMSNorm's weight, where NORM
-    w_ptr,  # [N, K] bf16, fp16 or e4m3
-    w_scale_ptr,  # [N] fp32, where SCALED
+    w_ptr,  # [N, K], of x's type
     bias_ptr,  # [N], where BIAS
     residual_ptr,  # [M, N], where RESIDUAL
     y_ptr,  # [M, N], or [M, N / 2] where SILU
@@ -37,30 +36,31 @@ def gemv_kernel(
     BLOCK_K: tl.constexpr,
     VEC: tl.constexpr,  # elements of a 16-byte load
     NORM: tl.constexpr,
-    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    SILU: tl.constexpr,  # rows are gate, up, gate, up, ...
+    SILU: tl.constexpr,  # the first half of the rows is gate, the second up
     PREFETCH: tl.constexpr,  # bytes a row to bring into L2 before the previous kernel is done
     THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile_rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_ok = tile_rows < N
+    # gate, up, gate, up, ...: a pair's two rows are neighbours in the tile.
+    rows = tile_rows // 2 + tile_rows % 2 * (N // 2) if SILU else tile_rows
     cols = tl.arange(0, BLOCK_K)
-    row_ok = rows < N
     w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
     w = tl.load(w_ptrs, mask=row_ok[:, None] & (cols < K)[None, :], other=0.0)
     launch_next(PDL)
     if PREFETCH > 0:
         SEGMENTS: tl.constexpr = THREADS // BLOCK_N
         lane = tl.arange(0, THREADS)
-        row = tl.minimum(tl.program_id(0) * BLOCK_N + lane // SEGMENTS, N - 1).to(tl.int64)
-        start = w_ptr + row * K + BLOCK_K
+        lane_row = tl.minimum(tl.program_id(0) * BLOCK_N + lane // SEGMENTS, N - 1)
+        if SILU:
+            lane_row = lane_row // 2 + lane_row % 2 * (N // 2)
+        start = w_ptr + lane_row.to(tl.int64) * K + BLOCK_K
         prefetch_l2(
             start.to(tl.int64) + (lane % SEGMENTS) * (PREFETCH // SEGMENTS), PREFETCH // SEGMENTS
         )
-    if SCALED:
-        scale = tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)
     if BIAS:
         bias = tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)
     if NORM:
@@ -100,8 +100,6 @@ def gemv_kernel(
         y = tl.sum(acc[m], 1)
         if NORM:
             y *= tl.rsqrt(tl.sum(squares[m], 0) / K + eps)
-        if SCALED:
-            y *= scale
         if BIAS:
             y += bias
         if SILU:
@@ -112,5 +110,7 @@ def gemv_kernel(
             tl.store(out, y.to(y_ptr.dtype.element_ty), mask=half < N // 2)
         else:
             if RESIDUAL:
-                y += tl.load(residual_ptr + m * N + rows, mask=row_ok, other=0.0).to(tl.float32)
-            tl.store(y_ptr + m * N + rows, y.to(y_ptr.dtype.element_ty), mask=row_ok)
+                y += tl.load(residual_ptr + m * N + tile_rows, mask=row_ok, other=0.0).to(
+                    tl.float32
+                )
+            tl.store(y_ptr + m * N + tile_rows, y.to(y_ptr.dtype.element_ty), mask=row_ok)

@@ -10,25 +10,23 @@ from torch import Tensor
 
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.gemv import gemv_kernel
+from inferx_kernels.triton.gemv_fp8 import gemv_fp8_kernel
 from inferx_kernels.triton.skinny import skinny_kernel
 from inferx_kernels.triton.workspace import workspace
 
 
 class LinearConfig(NamedTuple):
-    """How a decode linear is launched. block_* in elements, prefetch in bytes a row."""
+    """How a decode linear is launched. block_n, block_k in elements, prefetch in bytes a row."""
 
-    kind: str  # gemv | skinny
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int = 1
     split_k: int = 1
     prefetch: int = 0
-    pdl: bool = True
-    maxnreg: int | None = None
 
 
-def decode_linear(
+def gemv(
     x: Tensor,
     weight: Tensor,
     *,
@@ -36,76 +34,125 @@ def decode_linear(
     weight_scale: Tensor | None = None,
     bias: Tensor | None = None,
     norm_weight: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float = 0.0,
     residual: Tensor | None = None,
     silu_mul: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """rms_norm(x) @ weight^T, then bias, SiLU and multiply, and residual, as given.
+    """rms_norm(x) @ weight^T, then bias, SiLU and multiply, and residual, as given, for few tokens.
 
-    x: [M, K] bf16 or fp16, contiguous. weight: [N, K], of x's type, or e4m3 with weight_scale [N]
-    fp32. norm_weight: [K]. residual: [M, N]. silu_mul: weight's rows are gate, up, gate, up, ...;
-    the result is silu(gate) * up, [M, N / 2]. Returns [M, N] in out_dtype, or x's type.
+    x: [M, K] bf16 or fp16, contiguous; weight: [N, K], of x's type, or e4m3 with weight_scale [N]
+    fp32, and then x is bf16 and K a multiple of 16. norm_weight: [K]. residual: [M, N]. silu_mul:
+    the first half of weight's rows is gate, the second up, and silu(gate) * up, [M, N / 2], the
+    result. Returns [M, N] in out_dtype, or x's type.
     """
-    tokens, width = x.shape
+    num_tokens, width = x.shape
     features = weight.shape[0]
-    out_features = features // 2 if silu_mul else features
-    y = torch.empty(tokens, out_features, dtype=out_dtype or x.dtype, device=x.device)
-    pdl = config.pdl and use_pdl(x)
-    options: dict = {"num_warps": config.num_warps, "launch_pdl": pdl}
-    if config.maxnreg is not None:
-        options["maxnreg"] = config.maxnreg
-    behind = width - config.block_k if config.kind == "gemv" else width // config.split_k
-    prefetch = config.prefetch if config.prefetch <= behind * weight.element_size() else 0
-    flags = {
+    y = _result(x, features, silu_mul, out_dtype or x.dtype)
+    pdl = use_pdl(x)
+    behind = (width - config.block_k) * weight.element_size()  # of a row's first block
+    options = {
+        "M": num_tokens,
+        "K": width,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
         "NORM": norm_weight is not None,
-        "SCALED": weight_scale is not None,
         "BIAS": bias is not None,
         "RESIDUAL": residual is not None,
         "SILU": silu_mul,
-        "PREFETCH": prefetch,
+        "PREFETCH": config.prefetch if config.prefetch <= behind else 0,
         "THREADS": config.num_warps * 32,
         "PDL": pdl,
+        "num_warps": config.num_warps,
+        "launch_pdl": pdl,
     }
-    tiles = triton.cdiv(features, config.block_n)
-    operands = (x, norm_weight, weight, weight_scale, bias, residual, y)
-    if config.kind == "gemv":
-        gemv_kernel[(tiles,)](
-            *operands,
+    grid = (triton.cdiv(features, config.block_n),)
+    if weight_scale is None:
+        gemv_kernel[grid](
+            x,
+            norm_weight,
+            weight,
+            bias,
+            residual,
+            y,
             features,
             eps,
-            M=tokens,
-            K=width,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
             VEC=16 // weight.element_size(),
-            **flags,
             **options,
         )
-        return y
-    block_m = max(8, triton.next_power_of_2(tokens))
-    part = config.block_n * block_m
-    squares_at = tiles * config.split_k * part
-    scratch = workspace(
-        x.device,
-        floats=squares_at + tiles * config.split_k * block_m if config.split_k > 1 else 0,
-        counters=tiles,
-    )
+    else:
+        gemv_fp8_kernel[grid](
+            x.view(torch.int64),
+            None if norm_weight is None else norm_weight.view(torch.int64),
+            weight.view(torch.int32),
+            weight_scale,
+            bias,
+            residual,
+            y,
+            features,
+            eps,
+            **options,
+        )
+    return y
+
+
+def skinny_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    config: LinearConfig,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    silu_mul: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """x @ weight^T, then bias, SiLU and multiply, and residual, as given, for up to 64 tokens.
+
+    x: [M, K], contiguous, and weight: [N, K], of one type: bf16 or fp16, or e4m3 with x_scale [M]
+    and weight_scale [N] fp32. The rest is as for `gemv`. Returns [M, N] or [M, N / 2] in out_dtype.
+    """
+    num_tokens, width = x.shape
+    features = weight.shape[0]
+    y = _result(x, features, silu_mul, out_dtype)
+    block_m = max(8, triton.next_power_of_2(num_tokens))
+    tiles = triton.cdiv(features, config.block_n)
+    parts = tiles * config.split_k * config.block_n * block_m
+    scratch = workspace(x.device, floats=parts if config.split_k > 1 else 0, counters=tiles)
+    in_part = width // config.split_k * weight.element_size()
+    pdl = use_pdl(x)
     skinny_kernel[(tiles, config.split_k)](
-        *operands,
+        x,
+        x_scale,
+        weight,
+        weight_scale,
+        bias,
+        residual,
+        y,
         scratch.parts,
-        scratch.parts[squares_at:] if config.split_k > 1 else scratch.parts,
         scratch.counters,
-        tokens,
+        num_tokens,
         features,
-        eps,
         K=width,
         BLOCK_M=block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         SPLIT_K=config.split_k,
+        SCALED=weight_scale is not None,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        SILU=silu_mul,
+        PREFETCH=config.prefetch if config.prefetch <= in_part else 0,
+        THREADS=config.num_warps * 32,
         STAGES=config.num_stages,
-        **flags,
-        **options,
+        PDL=pdl,
+        num_warps=config.num_warps,
+        launch_pdl=pdl,
     )
     return y
+
+
+def _result(x: Tensor, features: int, silu_mul: bool, dtype: torch.dtype) -> Tensor:
+    width = features // 2 if silu_mul else features
+    return torch.empty(x.shape[0], width, dtype=dtype, device=x.device)

@@ -16,29 +16,26 @@ from inferx_kernels.triton.device import launch_next, matmul, prefetch_l2, wait_
 
 @triton.jit
 def skinny_kernel(
-    x_ptr,  # [M, K] bf16 or fp16
-    norm_ptr,  # [K]: RMSNorm's weight, where NORM
-    w_ptr,  # [N, K] bf16, fp16 or e4m3
+    x_ptr,  # [M, K] bf16, fp16 or e4m3
+    x_scale_ptr,  # [M] fp32, where SCALED
+    w_ptr,  # [N, K], of x's type
     w_scale_ptr,  # [N] fp32, where SCALED
     bias_ptr,  # [N], where BIAS
     residual_ptr,  # [M, N], where RESIDUAL
     y_ptr,  # [M, N], or [M, N / 2] where SILU
     part_ptr,  # [tiles, SPLIT_K, BLOCK_N, BLOCK_M] fp32, where SPLIT_K > 1
-    part_squares_ptr,  # [tiles, SPLIT_K, BLOCK_M] fp32, where SPLIT_K > 1 and NORM
     arrivals_ptr,  # [tiles] int32 zeros, and zeros again afterwards
     M,
     N,
-    eps,
     K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
-    NORM: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    SILU: tl.constexpr,  # rows are gate, up, gate, up, ...
+    SILU: tl.constexpr,  # the first half of the rows is gate, the second up
     PREFETCH: tl.constexpr,  # bytes a row to bring into L2 before the previous kernel is done
     THREADS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -49,17 +46,21 @@ def skinny_kernel(
     K_PART: tl.constexpr = (K + SPLIT_K * BLOCK_K - 1) // (SPLIT_K * BLOCK_K) * BLOCK_K
     first_k = tl.multiple_of(part * K_PART, BLOCK_K)
     end_k = tl.minimum(first_k + K_PART, K)
-    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile_rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    # gate, up, gate, up, ...: a pair's two rows are neighbours in the tile.
+    rows = tile_rows // 2 + tile_rows % 2 * (N // 2) if SILU else tile_rows
     tokens = tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_K)
-    row_ok = rows < N
+    row_ok = tile_rows < N
     token_ok = tokens < M
     launch_next(PDL)
     if PREFETCH > 0:
         SEGMENTS: tl.constexpr = THREADS // BLOCK_N if THREADS > BLOCK_N else 1
         lane = tl.arange(0, SEGMENTS * BLOCK_N)
-        row = tl.minimum(tile * BLOCK_N + lane // SEGMENTS, N - 1).to(tl.int64)
-        start = w_ptr + row * K + first_k
+        lane_row = tl.minimum(tile * BLOCK_N + lane // SEGMENTS, N - 1)
+        if SILU:
+            lane_row = lane_row // 2 + lane_row % 2 * (N // 2)
+        start = w_ptr + lane_row.to(tl.int64) * K + first_k
         prefetch_l2(
             start.to(tl.int64) + (lane % SEGMENTS) * (PREFETCH // SEGMENTS), PREFETCH // SEGMENTS
         )
@@ -68,7 +69,6 @@ def skinny_kernel(
     w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
     x_ptrs = x_ptr + tokens[None, :] * K + cols[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
     for k in tl.range(first_k, end_k, BLOCK_K, num_stages=STAGES):
         if K % BLOCK_K == 0:
             w = tl.load(w_ptrs + k, mask=row_ok[:, None], other=0.0)
@@ -76,20 +76,12 @@ def skinny_kernel(
         else:
             w = tl.load(w_ptrs + k, mask=row_ok[:, None] & (k + cols < K)[None, :], other=0.0)
             x = tl.load(x_ptrs + k, mask=token_ok[None, :] & (k + cols < K)[:, None], other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 0)
-            gain = tl.load(norm_ptr + k + cols, mask=k + cols < K, other=0.0).to(tl.float32)
-            x = (wide * gain[:, None]).to(x.dtype)
-        # By way of fp32: e4m3 to bf16 directly is a slow scalar conversion.
-        acc = matmul(w.to(tl.float32).to(x.dtype) if SCALED else w, x, acc)
+        acc = matmul(w, x, acc)
 
     if SPLIT_K > 1:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tokens[None, :]
         mine = (tile * SPLIT_K + part).to(tl.int64)
         tl.store(part_ptr + mine * BLOCK_N * BLOCK_M + inner, acc)
-        if NORM:
-            tl.store(part_squares_ptr + mine * BLOCK_M + tokens, squares)
         tl.debug_barrier()  # the whole program's parts are written before it counts as arrived
         arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel")
         if arrived != SPLIT_K - 1:
@@ -97,15 +89,11 @@ def skinny_kernel(
         tl.store(arrivals_ptr + tile, 0)
         first = (tile * SPLIT_K).to(tl.int64)
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        squares = tl.zeros([BLOCK_M], tl.float32)
         for other in tl.static_range(SPLIT_K):
             acc += tl.load(part_ptr + (first + other) * BLOCK_N * BLOCK_M + inner, volatile=True)
-            if NORM:
-                squares += tl.load(part_squares_ptr + (first + other) * BLOCK_M + tokens)
 
-    if NORM:
-        acc *= tl.rsqrt(squares / K + eps)[None, :]
     if SCALED:
+        acc *= tl.load(x_scale_ptr + tokens, mask=token_ok, other=0.0)[None, :]
         acc *= tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)[:, None]
     if BIAS:
         acc += tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)[:, None]
@@ -118,7 +106,7 @@ def skinny_kernel(
         ok = token_ok[None, :] & (half < N // 2)[:, None]
     else:
         y = acc
-        out = tokens[None, :] * N + rows[:, None]
+        out = tokens[None, :] * N + tile_rows[:, None]
         ok = token_ok[None, :] & row_ok[:, None]
         if RESIDUAL:
             y += tl.load(residual_ptr + out, mask=ok, other=0.0).to(tl.float32)
