@@ -1,0 +1,131 @@
+"""One served model as a test sees it: requests, metrics, and the server's log."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from inferx.triton.server import TritonServer
+from inferx_client import Client, Completion, Delta, InferenceError
+
+PATIENCE = 20.0  # seconds for something that takes one or two
+
+
+class Served:
+    def __init__(self, server: TritonServer, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.client = Client(server.grpc_url, name)
+        self._threads = ThreadPoolExecutor(64)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        """Greedy, unless `options` say otherwise."""
+        return self.client.generate(prompt, **{"temperature": 0, **options})
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
+        """Open: the request is on its way when this returns only once a delta is taken."""
+        return self.client.stream(prompt, **{"temperature": 0, **options})
+
+    def streamed(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        completion = Completion()
+        for delta in self.stream(prompt, **options):
+            completion.add(delta)
+        return completion
+
+    def later(self, prompt: str | Sequence[int], **options: Any) -> Future[Completion]:
+        """A stream that is read by another thread."""
+        return self._threads.submit(self.streamed, prompt, **options)
+
+    def refusal(self, prompt: str | Sequence[int], **options: Any) -> InferenceError:
+        try:
+            self.generate(prompt, **options)
+        except InferenceError as error:
+            return error
+        raise AssertionError("the request was served")
+
+    def post(self, body: dict[str, Any], endpoint: str = "generate") -> tuple[int, dict[str, Any]]:
+        """The HTTP endpoints `generate` and, in the repository, `load`."""
+        return post(self.server, f"/v2/models/{self.name}/{endpoint}", body)
+
+    def metric(self, family: str, **labels: str) -> float:
+        return metrics(self.server, family, model=self.name, **labels)
+
+    def wait_for_metric(self, family: str, wanted: Callable[[float], bool], **labels: str) -> None:
+        wait_for(
+            lambda: wanted(self.metric(family, **labels)),
+            lambda: f"{family} of {self.name!r} is {self.metric(family, **labels):g}",
+        )
+
+    def wait_until_idle(self) -> None:
+        """Until no request of this model holds a page or waits."""
+        for family in ("sequences_running", "sequences_waiting", "kv_pages_used"):
+            self.wait_for_metric(f"inferx_{family}", lambda value: value == 0)
+
+    def counted(self, outcome: str) -> float:
+        return self.metric("inferx_requests_total", outcome=outcome)
+
+    def wait_until_counted(self, outcome: str, count: float) -> None:
+        self.wait_for_metric("inferx_requests_total", lambda value: value == count, outcome=outcome)
+
+    def engine_pid(self) -> int:
+        """Of the engine process that was started last."""
+        ready = rf"inferx {self.name}:1 engine process (\d+) is ready"
+        return int(re.findall(ready, self.server.log_text())[-1])
+
+
+def post(server: TritonServer, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    host, port = server.http_url.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=120)
+    try:
+        connection.request("POST", path, json.dumps(body))
+        response = connection.getresponse()
+        text = response.read()
+        return response.status, json.loads(text or "{}")
+    finally:
+        connection.close()
+
+
+def metrics_text(server: TritonServer) -> str:
+    host, port = server.metrics_url.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def metrics(server: TritonServer, family: str, **labels: str) -> float:
+    """The sum of the family's samples with these labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in metrics_text(server).splitlines()
+        if line.startswith(family + "{") and all(label in line for label in wanted)
+    )
+
+
+def wait_for(condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+    """Polls: metrics are written about once a second."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, otherwise()
+        time.sleep(0.1)

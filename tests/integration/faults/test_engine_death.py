@@ -1,0 +1,67 @@
+"""The engine process is killed: clients hear of it at once, and it comes back."""
+
+import os
+import signal
+import time
+
+import pytest
+from inferx_client import InferenceError
+from served import Served
+
+
+@pytest.fixture(autouse=True)
+def up_again(mortal: Served) -> object:
+    yield
+    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
+
+
+def served_again(mortal: Served) -> str:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return mortal.generate("Once", max_tokens=8).text
+        except InferenceError as error:
+            assert error.status == "UNAVAILABLE"
+            assert time.monotonic() < deadline, error
+            time.sleep(0.05)
+
+
+def test_a_killed_engine_fails_what_is_in_flight_at_once_and_is_started_again(
+    mortal: Served, synthetic: Served
+) -> None:
+    expected = mortal.generate("Once", max_tokens=200).text
+    restarts = mortal.metric("inferx_engine_restarts_total")
+    bystander = synthetic.stream("Once", max_tokens=400)
+    next(bystander)
+    streams = [mortal.stream("Once", max_tokens=4000) for _ in range(4)]
+    texts = [next(stream).text for stream in streams]
+    waiting = mortal.later("Once", max_tokens=8)  # all places of the batch are taken
+
+    os.kill(mortal.engine_pid(), signal.SIGKILL)
+    killed = time.monotonic()
+    for index, stream in enumerate(streams):
+        with pytest.raises(InferenceError) as error:
+            for delta in stream:
+                texts[index] += delta.text
+                assert delta.finish_reason is None
+        assert error.value.status == "UNAVAILABLE"
+    with pytest.raises(InferenceError, match="UNAVAILABLE"):
+        waiting.result()
+    assert time.monotonic() - killed < 5, "at once, not at a heartbeat's timeout"
+    assert all(expected.startswith(text) for text in texts), "text sent before is in order"
+
+    assert served_again(mortal) == expected[: len(served_again(mortal))]
+    mortal.wait_for_metric("inferx_engine_restarts_total", lambda count: count == restarts + 1)
+    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
+    mortal.wait_until_idle()
+    assert next(bystander).text, "other models are unaffected"
+    bystander.close()
+
+
+def test_the_gauge_shows_an_engine_that_is_down(mortal: Served) -> None:
+    served_again(mortal)
+    os.kill(mortal.engine_pid(), signal.SIGSTOP)
+    os.kill(mortal.engine_pid(), signal.SIGKILL)
+    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 0)
+    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
+    served_again(mortal)
