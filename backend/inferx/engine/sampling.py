@@ -86,7 +86,7 @@ def _wrong(name: str, value: Any, expected: str) -> InvalidArgument:
     return InvalidArgument(f"{name} is {shown}: expected {expected}")
 
 
-def _integer(low: int, high: int) -> Any:
+def integer_between(low: int, high: int) -> Any:
     bound = f"an integer between {low} and {high}"
 
     def read(name: str, value: Any) -> int:
@@ -126,7 +126,7 @@ def _number(low: float, high: float, *, above: bool = False) -> Any:
     return read
 
 
-def _boolean(name: str, value: Any) -> bool:
+def read_boolean(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in ("true", "false", "1", "0"):
@@ -155,7 +155,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     expected = f"a list of at most {MAX_STOP_TOKEN_IDS} token ids"
     if not isinstance(value, list | tuple) or len(value) > MAX_STOP_TOKEN_IDS:
         raise _wrong(name, value, expected + " (lists go into the sampling_parameters JSON)")
-    read = _integer(0, _INT32)
+    read = integer_between(0, _INT32)
     return tuple(read(name, item) for item in value)
 
 
@@ -163,19 +163,19 @@ def _logit_bias(name: str, value: Any) -> dict[int, float]:
     expected = f"an object of at most {MAX_LOGIT_BIAS} token ids to numbers between -100 and 100"
     if not isinstance(value, Mapping) or len(value) > MAX_LOGIT_BIAS:
         raise _wrong(name, value, expected)
-    token, bias = _integer(0, _INT32), _number(-100, 100)
+    token, bias = integer_between(0, _INT32), _number(-100, 100)
     return {token(name, key): bias(name, item) for key, item in value.items()}
 
 
 def _top_k(name: str, value: Any) -> int:
-    return max(0, _integer(-1, 2**63 - 1)(name, value))
+    return max(0, integer_between(-1, 2**63 - 1)(name, value))
 
 
 def _logprobs(name: str, value: Any) -> int | None:
     """vLLM takes a count; OpenAI's chat takes a boolean, true for the sampled token's."""
     if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
-        return 0 if _boolean(name, value) else None
-    return _integer(0, MAX_LOGPROBS)(name, value)
+        return 0 if read_boolean(name, value) else None
+    return integer_between(0, MAX_LOGPROBS)(name, value)
 
 
 def _sparsity(name: str, value: Any) -> str | float:
@@ -197,9 +197,9 @@ def _salt(name: str, value: Any) -> str:
 
 
 _READERS: dict[str, Any] = {
-    "n": _integer(1, MAX_N),
-    "max_tokens": _integer(1, _INT32),
-    "min_tokens": _integer(0, _INT32),
+    "n": integer_between(1, MAX_N),
+    "max_tokens": integer_between(1, _INT32),
+    "min_tokens": integer_between(0, _INT32),
     "temperature": _number(0, 100),
     "top_p": _number(0, 1, above=True),
     "top_k": _top_k,
@@ -207,16 +207,16 @@ _READERS: dict[str, Any] = {
     "repetition_penalty": _number(0, 100, above=True),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
-    "seed": _integer(-(2**63), 2**63 - 1),
+    "seed": integer_between(-(2**63), 2**63 - 1),
     "stop": _strings(MAX_STOP, MAX_STOP_LENGTH),
     "stop_token_ids": _token_ids,
-    "include_stop_str_in_output": _boolean,
-    "ignore_eos": _boolean,
+    "include_stop_str_in_output": read_boolean,
+    "ignore_eos": read_boolean,
     "logprobs": _logprobs,
     "logit_bias": _logit_bias,
     "bad_words": _strings(MAX_BAD_WORDS, MAX_STOP_LENGTH),
-    "skip_special_tokens": _boolean,
-    "priority": _integer(-_INT32, _INT32),
+    "skip_special_tokens": read_boolean,
+    "priority": integer_between(-_INT32, _INT32),
     "sparsity": _sparsity,
     "cache_salt": _salt,
 }

@@ -1,0 +1,107 @@
+"""Admission: a Triton request is read, tokenized and given to the engine, or answered at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from inferx.config import EngineConfig
+from inferx.engine.client import EngineClient
+from inferx.engine.sampling import SamplingParams
+from inferx.errors import InvalidArgument, RequestError
+from inferx.text.bad_words import bad_words_token_ids
+from inferx.text.stream import TextStream
+from inferx.text.tokenizer import Tokenizer
+from inferx.triton.cancellation import Canceller
+from inferx.triton.inflight import InFlight
+from inferx.triton.logs import internal_error
+from inferx.triton.outbox import Outbox
+from inferx.triton.protocol import GenerateRequest, read_request
+from inferx.triton.responder import Responder
+
+
+class Admission:
+    def __init__(
+        self,
+        config: EngineConfig,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        responder: Responder,
+        in_flight: InFlight,
+        canceller: Canceller,
+        *,
+        decoupled: bool,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._responder = responder
+        self._in_flight = in_flight
+        self._canceller = canceller
+        self._decoupled = decoupled
+
+    def admit(self, triton_request: Any) -> None:
+        """Takes over a pb_utils.InferenceRequest, which is answered through its outbox alone."""
+        outbox = self._responder.outbox(triton_request)
+        self._in_flight.add(outbox)
+        try:
+            self._submit(outbox, read_request(triton_request))
+        except RequestError as error:
+            outbox.fail(error)
+        except Exception as error:
+            outbox.fail(internal_error(error, outbox.id))
+
+    def _submit(self, outbox: Outbox, request: GenerateRequest) -> None:
+        if request.stream and not self._decoupled:
+            raise InvalidArgument(
+                "stream is true: this model is configured with `decoupled: false`, which sends one "
+                "response a request; leave stream out, or change the configuration"
+            )
+        prompt_token_ids = self._prompt_token_ids(request)
+        choices = self._choices(request.sampling)
+        outbox.prepare(
+            request,
+            [TextStream(self._tokenizer, params, prompt_token_ids) for params in choices],
+            len(prompt_token_ids),
+            self._repeated_prompt(request, prompt_token_ids),
+        )
+        outbox.deadline = outbox.arrived + min(
+            request.timeout or self._config.request_timeout, self._config.request_timeout
+        )
+        outbox.open(self._engine.submit(prompt_token_ids, choices, outbox.put))
+        self._canceller.watch(outbox)
+
+    def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
+        if request.input_ids is not None:
+            return request.input_ids
+        assert request.text is not None  # the protocol takes one of the two
+        return self._tokenizer.encode(
+            request.text, parse_special_tokens=request.parse_special_tokens
+        )
+
+    def _repeated_prompt(self, request: GenerateRequest, prompt_token_ids: list[int]) -> str:
+        """What every choice's text begins with."""
+        if request.exclude_input_in_output:
+            return ""
+        if request.text is not None:
+            return request.text
+        return self._tokenizer.decode(
+            prompt_token_ids, skip_special_tokens=request.sampling.skip_special_tokens
+        )
+
+    def _choices(self, params: SamplingParams) -> list[SamplingParams]:
+        """One SamplingParams for each of `n` choices; a seed gives each one draws of its own."""
+        if params.bad_words:
+            banned = bad_words_token_ids(self._tokenizer, params.bad_words)
+            params = msgspec.structs.replace(params, bad_words_token_ids=banned)
+        if params.n == 1:
+            return [params]
+        replace = msgspec.structs.replace
+        if params.seed is None:
+            return [replace(params, n=1)] * params.n
+        return [replace(params, n=1, seed=_int64(params.seed + index)) for index in range(params.n)]
+
+
+def _int64(number: int) -> int:
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,151 @@
+"""Outbox: what is on its way to one Triton request, from the engine to the response sender."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from inferx.engine.messages import FinishReason, RequestOutput
+from inferx.errors import RequestError
+from inferx.text.stream import TextDelta, TextStream
+from inferx.triton.protocol import GenerateRequest
+
+_ANY_UID = 0  # of an error that ends the whole request; the engine's own uids start at 1
+
+
+class Choice:
+    """One of the `n` sequences of a request: its text so far, and what of it is yet unsent."""
+
+    __slots__ = (
+        "cumulative_logprob",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "num_tokens",
+        "stream",
+        "text",
+        "uid",
+    )
+
+    def __init__(self, index: int, stream: TextStream, prompt: str) -> None:
+        """`prompt` is what the text begins with: empty unless the client wants it repeated."""
+        self.index = index
+        self.uid = _ANY_UID
+        self.stream = stream
+        self.text = prompt
+        self.num_tokens = 0
+        self.logprobs: list[dict[str, Any]] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        self.num_tokens += delta.num_tokens
+        self.cumulative_logprob = delta.cumulative_logprob or 0.0
+        if delta.logprobs:
+            self.logprobs += delta.logprobs
+        self.finish_reason = delta.finish_reason
+
+    def sent(self) -> None:
+        self.text = ""
+        self.num_tokens = 0
+        self.logprobs = []
+
+
+class Outbox:
+    """Outputs go in from any thread; one shard takes all there are, and sends them as one response.
+
+    The owner of `closed` is the shard. `lock` is held while `handle` is asked whether the client
+    cancelled, and while `closed` turns true: Triton frees what the handle refers to once the final
+    flag is sent.
+    """
+
+    __slots__ = (
+        "_enqueue",
+        "_pending",
+        "arrived",
+        "choices",
+        "closed",
+        "deadline",
+        "eager",
+        "handle",
+        "id",
+        "last_sent",
+        "lock",
+        "num_input_tokens",
+        "request",
+        "scheduled",
+        "sender",
+        "uids",
+    )
+
+    def __init__(
+        self, handle: Any, request_id: str, arrived: float, enqueue: Callable[[Outbox], None]
+    ) -> None:
+        """`handle` is a pb_utils.InferenceRequest; `enqueue` hands the outbox to its shard."""
+        self.handle = handle
+        self.sender = handle.get_response_sender()
+        self.id = request_id
+        self.arrived = arrived  # time.monotonic seconds
+        self.deadline = float("inf")  # likewise
+        self.last_sent: float | None = None  # likewise
+        self.request: GenerateRequest | None = None
+        self.choices: list[Choice] = []
+        self.num_input_tokens = 0
+        self.uids: list[int] = []
+        self.eager = True
+        self.closed = False
+        self.lock = threading.Lock()
+        self.scheduled = True  # until `open` or `fail`: outputs may come before the uids are known
+        self._pending: deque[RequestOutput] = deque()
+        self._enqueue = enqueue
+
+    def prepare(
+        self,
+        request: GenerateRequest,
+        streams: list[TextStream],
+        num_input_tokens: int,
+        prompt: str,
+    ) -> None:
+        """What the outbox has to know before the engine's first output."""
+        self.request = request
+        self.num_input_tokens = num_input_tokens
+        self.choices = [Choice(index, stream, prompt) for index, stream in enumerate(streams)]
+        # Without a stream and without stop strings nothing has to happen before the end.
+        self.eager = request.stream or bool(request.sampling.stop)
+
+    def open(self, uids: list[int]) -> None:
+        """From now on the shard is told of outputs; those that have come already are there."""
+        self.uids = uids
+        for choice, uid in zip(self.choices, uids, strict=True):
+            choice.uid = uid
+        self.scheduled = True
+        self._enqueue(self)
+
+    def put(self, output: RequestOutput) -> None:
+        """The engine client's sink."""
+        self._pending.append(output)
+        if not self.scheduled and (self.eager or output.finished):
+            self.scheduled = True
+            self._enqueue(self)
+
+    def fail(self, error: RequestError) -> None:
+        """Ends the request with `error`, after all that has been put before."""
+        self._pending.append(RequestOutput(_ANY_UID, [], error=(error.status, str(error))))
+        self.scheduled = True
+        self._enqueue(self)
+
+    def take(self) -> list[RequestOutput]:
+        """All outputs there are. For the shard alone."""
+        self.scheduled = False  # first: what is put from here on calls the shard again
+        taken = []
+        pending = self._pending
+        while pending:
+            taken.append(pending.popleft())
+        return taken
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)

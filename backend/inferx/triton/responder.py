@@ -1,0 +1,194 @@
+"""Responder: threads that turn outputs into text and send it, the first bottleneck under load.
+
+A send is a blocking round trip to the server of some 150 microseconds, in which other threads run.
+So there are a few shards, a thread each; a request always has the same one, which keeps its
+responses in order. A shard takes everything that waits in an outbox and sends it as one response:
+at low load every token goes out alone, under load tokens merge by themselves, and nothing ever
+waits for a timer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from inferx.engine.messages import RequestOutput
+from inferx.errors import Cancelled, InvalidArgument, RequestError, Status, Unavailable
+from inferx.triton.logs import engine_error, internal_error, shown_id
+from inferx.triton.outbox import Choice, Outbox
+from inferx.triton.responses import FINAL, error_response, response
+from inferx.triton.stats import ChannelStats
+
+logger = logging.getLogger(__name__)
+
+
+class Responder:
+    """`abort` ends sequences in the engine; `on_closed` hears of every outbox that has ended."""
+
+    def __init__(
+        self,
+        num_shards: int,
+        abort: Callable[[list[int]], None],
+        on_closed: Callable[[Outbox], None],
+    ) -> None:
+        self._shards = [_Shard(number, abort, on_closed) for number in range(num_shards)]
+        self._next = 0
+
+    def outbox(self, handle: Any) -> Outbox:
+        """A Triton request's outbox, on its shard. For the thread of `execute` alone."""
+        shard = self._shards[self._next]
+        self._next = (self._next + 1) % len(self._shards)
+        return Outbox(handle, handle.request_id(), time.monotonic(), shard.enqueue)
+
+    def stats(self) -> ChannelStats:
+        """Since the start."""
+        return ChannelStats.total(shard.stats for shard in self._shards)
+
+    def close(self, timeout: float) -> bool:
+        """Ends the shards once they have sent what they know of; whether they did within it."""
+        deadline = time.monotonic() + timeout
+        for shard in self._shards:
+            shard.stop()
+        joined = [shard.join(deadline - time.monotonic()) for shard in self._shards]
+        return all(joined)
+
+
+class _Shard:
+    def __init__(
+        self,
+        number: int,
+        abort: Callable[[list[int]], None],
+        on_closed: Callable[[Outbox], None],
+    ) -> None:
+        self._abort = abort
+        self._on_closed = on_closed
+        self._queue: SimpleQueue[Outbox | None] = SimpleQueue()
+        self.enqueue = self._queue.put
+        self.stats = ChannelStats()
+        self._thread = threading.Thread(
+            target=self._run, name=f"inferx-responses-{number}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._queue.put(None)
+
+    def join(self, timeout: float) -> bool:
+        self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (outbox := self._queue.get()) is not None:
+            if not outbox.closed:
+                try:
+                    self._serve(outbox)
+                except Exception as error:
+                    self._end_with(outbox, internal_error(error, outbox.id))
+            del outbox
+
+    def _serve(self, outbox: Outbox) -> None:
+        """Sends all that has come for one request."""
+        outputs, error = _until_error(outbox.take())
+        changed = self._advance(outbox, outputs)
+        if outbox.request is not None and outbox.request.stream:
+            self._send_deltas(outbox, changed)
+        elif error is None and changed and outbox.finished:
+            self._send(outbox, outbox.choices, final=True)
+        if error is not None and not outbox.closed:
+            self._end_with(outbox, _as_exception(error, outbox.id))
+
+    def _advance(self, outbox: Outbox, outputs: list[RequestOutput]) -> list[Choice]:
+        """Adds outputs to their choices' texts; returns the choices that changed."""
+        changed = []
+        for choice in outbox.choices:
+            own = (
+                outputs if len(outbox.choices) == 1 else [o for o in outputs if o.uid == choice.uid]
+            )
+            if own and choice.finish_reason is None:
+                choice.add(choice.stream.push(own))
+                changed.append(choice)
+                if choice.finish_reason is not None and own[-1].finish_reason is None:
+                    self._abort([choice.uid])  # a stop string: the engine would go on
+        return changed
+
+    def _send_deltas(self, outbox: Outbox, changed: list[Choice]) -> None:
+        """One response a choice; without text or an end its tokens wait for the next."""
+        ready = [c for c in changed if c.text or c.finish_reason is not None]
+        for choice in ready:
+            self._send(outbox, [choice], final=choice is ready[-1] and outbox.finished)
+
+    def _send(self, outbox: Outbox, shown: list[Choice], *, final: bool) -> None:
+        built = response(outbox, shown)
+        if final:
+            self._close(outbox)
+            outbox.sender.send(built, flags=FINAL)
+        else:
+            outbox.sender.send(built)
+        self._count(outbox, sum(choice.num_tokens for choice in shown))
+        for choice in shown:
+            choice.sent()
+        if final:
+            self._ended(outbox, None)
+
+    def _end_with(self, outbox: Outbox, error: RequestError) -> None:
+        """The last response is an error."""
+        self._abort([c.uid for c in outbox.choices if c.finish_reason is None])
+        if outbox.closed:  # sending the final response failed
+            self._ended(outbox, error.status)
+            return
+        self._close(outbox)
+        try:
+            outbox.sender.send(error_response(error), flags=FINAL)
+        except Exception as failure:
+            logger.error(
+                "request %r: its error could not be sent: %s",
+                shown_id(outbox.id),
+                type(failure).__name__,
+            )
+        self._ended(outbox, error.status)
+
+    def _close(self, outbox: Outbox) -> None:
+        with outbox.lock:
+            outbox.closed = True
+
+    def _ended(self, outbox: Outbox, status: str | None) -> None:
+        self.stats.e2e.observe(time.monotonic() - outbox.arrived)
+        self.stats.ended(status)
+        self._on_closed(outbox)
+
+    def _count(self, outbox: Outbox, num_tokens: int) -> None:
+        now = time.monotonic()
+        self.stats.output_tokens += num_tokens
+        if outbox.last_sent is None:
+            self.stats.prompt_tokens += outbox.num_input_tokens
+        if outbox.request is not None and outbox.request.stream:
+            if outbox.last_sent is None:
+                self.stats.ttft.observe(now - outbox.arrived)
+            elif num_tokens:
+                self.stats.inter_token.observe((now - outbox.last_sent) / num_tokens, num_tokens)
+        outbox.last_sent = now
+
+
+def _until_error(
+    outputs: list[RequestOutput],
+) -> tuple[list[RequestOutput], tuple[Status, str] | None]:
+    for position, output in enumerate(outputs):
+        if output.error is not None:
+            return outputs[:position], output.error
+    return outputs, None
+
+
+def _as_exception(error: tuple[Status, str], request_id: str) -> RequestError:
+    status, message = error
+    if status == "INTERNAL":
+        return engine_error(message, request_id)
+    return _EXCEPTIONS[status](message)
+
+
+_EXCEPTIONS: dict[Status, type[RequestError]] = {
+    kind.status: kind for kind in (InvalidArgument, Unavailable, Cancelled)
+}

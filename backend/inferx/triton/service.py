@@ -1,0 +1,107 @@
+"""Service: the parts that serve one model, put together, and taken apart in the right order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from inferx.config import EngineConfig
+from inferx.engine.client import EngineClient
+from inferx.errors import ConfigError
+from inferx.source import ModelSource, model_roots, resolve
+from inferx.text.tokenizer import Tokenizer
+from inferx.triton.admission import Admission
+from inferx.triton.cancellation import Canceller
+from inferx.triton.inflight import InFlight
+from inferx.triton.instance import Instance
+from inferx.triton.lifecycle import Lifecycle
+from inferx.triton.logs import log_to_triton
+from inferx.triton.metrics import MetricsWriter, samples
+from inferx.triton.readiness import Readiness
+from inferx.triton.responder import Responder
+
+JOIN_TIMEOUT = 2.0  # seconds for each kind of thread at the end
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    def __init__(
+        self, instance: Instance, config: EngineConfig, engine: EngineClient, tokenizer: Tokenizer
+    ) -> None:
+        """`engine` is up."""
+        self._engine = engine
+        self._in_flight = InFlight()
+        self._responder = Responder(config.response_shards, engine.abort, self._in_flight.remove)
+        self._canceller = Canceller(engine.abort)
+        self._metrics = MetricsWriter(
+            instance.model, instance.version, lambda: samples(self._responder.stats(), engine)
+        )
+        self._lifecycle = Lifecycle(
+            engine,
+            self._in_flight,
+            Readiness(instance.model, instance.version),
+            config.drain_timeout,
+        )
+        self.admission = Admission(
+            config,
+            engine,
+            tokenizer,
+            self._responder,
+            self._in_flight,
+            self._canceller,
+            decoupled=instance.decoupled,
+        )
+
+    @classmethod
+    def start(cls, instance: Instance) -> Service:
+        """Loads the model. Raises ConfigError or ModelLoadError."""
+        log_to_triton(instance.model, instance.version)
+        instance.show_only_own_gpu()
+        config = instance.engine_config()
+        source, tokenizer_source = _sources(config, instance.directory)
+        tokenizer = Tokenizer.from_source(tokenizer_source)
+        config = msgspec.structs.replace(
+            config,
+            model=str(source.path) if source else "",
+            tokenizer=str(tokenizer_source.path),
+        )
+        engine = EngineClient(config)
+        try:
+            engine.start()
+            return cls(instance, config, engine, tokenizer)
+        except BaseException:
+            engine.close(JOIN_TIMEOUT)
+            raise
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engine.is_up and not self._lifecycle.draining
+
+    def close(self) -> None:
+        """Ends everything within a few seconds. No thread calls pb_utils when it returns: one that
+        ended with the process, amid a call, would take the server down with it.
+        """
+        self._lifecycle.finish()
+        ended = [
+            self._canceller.close(JOIN_TIMEOUT),
+            self._responder.close(JOIN_TIMEOUT),
+            self._metrics.close(JOIN_TIMEOUT),
+        ]
+        if not all(ended):
+            logger.error("some threads did not end within %g s", JOIN_TIMEOUT)
+
+
+def _sources(config: EngineConfig, directory: Path) -> tuple[ModelSource | None, ModelSource]:
+    """The model and its tokenizer. Raises ConfigError or ModelLoadError."""
+    roots = model_roots(directory)
+    source = resolve(config.model, roots=roots) if config.model else None
+    if config.tokenizer:
+        return source, resolve(config.tokenizer, roots=roots)
+    if source is None:
+        raise ConfigError(
+            "model.json: the settings 'tokenizer' and 'model' are missing: the synthetic engine "
+            "needs one of them, to have something to say"
+        )
+    return source, source

@@ -1,0 +1,3 @@
+import triton_double
+
+triton_double.install()
