@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -37,10 +38,20 @@ def started(command: list[str]) -> tuple[subprocess.Popen[str], str, list[str]]:
     raise AssertionError("".join(lines))
 
 
-def children(pid: int) -> list[int]:
-    shown = run("ps", "-o", "pid=", "--ppid", str(pid)).stdout.split()
-    found = [int(child) for child in shown]
-    return found + [later for child in found for later in children(child)]
+def watched_children(pid: int) -> list[int]:
+    """A pidfd for every process below `pid`."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    shown = [child for thread in threads for child in (thread / "children").read_text().split()]
+    below = [watch for child in shown for watch in watched_children(int(child))]
+    return below + [os.pidfd_open(int(child)) for child in shown]
+
+
+def ends_within(seconds: float, watch: int) -> bool:
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    ended = bool(poll.poll(seconds * 1000))
+    os.close(watch)
+    return ended
 
 
 @pytest.mark.parametrize(
@@ -60,13 +71,13 @@ def test_a_served_model_answers_over_http_until_it_is_told_to_stop(command: list
         )
         with urllib.request.urlopen(request, timeout=30) as response:
             assert json.load(response)["text_output"].startswith("Once")
-        processes = children(program.pid)
-        assert processes
+        processes = watched_children(program.pid)
+        assert len(processes) >= 3  # tritonserver, its stub, the engine
     finally:
         program.send_signal(signal.SIGTERM)
         program.communicate(timeout=60)
     assert program.returncode == 0
-    assert [pid for pid in processes if os.path.exists(f"/proc/{pid}")] == []
+    assert all(ends_within(5, process) for process in processes)
 
 
 def test_a_model_that_does_not_load_ends_the_command_with_its_sentence(tmp_path: Path) -> None:
