@@ -191,6 +191,8 @@ def test_templates_of_their_own_files_win_over_tokenizer_config(tmp_path: Path) 
     [
         ({}, "model 'tiny': its folder has no tokenizer.json"),
         ({"tokenizer.json": "{"}, "model 'tiny': its tokenizer.json is not usable"),
+        ({"tokenizer.json": tokenizer_json(normalizer={"type": "Precompiled"}
+          | {"precompiled_charsmap": "AAAA"})}, "its tokenizer.json is not usable"),
         ({"tokenizer.json": tokenizer_json(decoder=None)}, "has no decoder"),
         ({"tokenizer.json": tokenizer_json(decoder={"type": "CTC", "pad_token": "p"}
           | {"word_delimiter_token": "|", "cleanup": True})}, "the step 'CTC'"),

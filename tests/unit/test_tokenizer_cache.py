@@ -97,11 +97,13 @@ def test_content_is_part_of_a_files_identity(cache: Path, source: ModelSource) -
     assert cached_gguf_tokenizer(source).chat_templates == {"default": "other"}
 
 
-def test_a_damaged_entry_is_not_used(cache: Path, source: ModelSource) -> None:
+def test_a_damaged_entry_is_replaced(cache: Path, source: ModelSource, rebuilt: list[Path]) -> None:
     fresh = cached_gguf_tokenizer(source)
     (entry,) = cache.iterdir()
     (entry / "tokenizer_config.json").write_text("{")
     assert cached_gguf_tokenizer(source) == fresh
+    cached_gguf_tokenizer(source)
+    assert len(rebuilt) == 2
 
 
 def test_a_cache_that_others_can_write_is_not_used(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer as HFTokenizer
 
+_BYTES_OF_UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -26,6 +27,7 @@ class TokenBytes(NamedTuple):
     by_id: list[bytes]
     strips_first_space: bool  # one space at the beginning of the whole text is not part of it
     per_byte: bool  # bytes that are no UTF-8 show as one U+FFFD each, not one a sequence
+    missing: bytes  # bytes of valid UTF-8 that no token stands for, and that are silently dropped
 
 
 class _Spelling(NamedTuple):
@@ -57,7 +59,13 @@ def token_bytes(tokenizer: HFTokenizer) -> TokenBytes:
     by_id = [b""] * (max(tokens.values(), default=-1) + 1)
     for token, token_id in tokens.items():
         by_id[token_id] = spelling.bytes_of(token)
-    return TokenBytes(by_id, spelling.strips_first_space, spelling.byte_fallback)
+    missing = _BYTES_OF_UTF8.difference(*(shown for shown in by_id if len(shown) == 1))
+    return TokenBytes(
+        by_id,
+        strips_first_space=spelling.strips_first_space,
+        per_byte=spelling.byte_fallback,
+        missing=bytes(missing) if spelling.byte_level else b"",
+    )
 
 
 def _spelling(tokenizer: HFTokenizer) -> _Spelling:

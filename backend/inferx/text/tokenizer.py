@@ -5,7 +5,6 @@ Transformers' AutoTokenizer imports torch, which Triton's stub has no room for.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +31,6 @@ _SPECIAL_TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
-_NEVER_IN_UTF8 = frozenset((0xC0, 0xC1, *range(0xF5, 0x100)))
 
 
 class Tokenizer:
@@ -44,12 +42,7 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles, source: ModelSource) -> None:
         """Raises ModelLoadError."""
-        try:
-            tokenizer = HFTokenizer.from_str(files.tokenizer_json)
-        except Exception as error:  # the library raises nothing narrower
-            raise load_error(source, f"its tokenizer.json is not usable: {error}") from None
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        tokenizer = _load(files.tokenizer_json, source)
         self.special_tokens = _special_tokens(files.config)
         _add_missing_tokens(tokenizer, files.config)
         _set_bos_and_eos(tokenizer, files.config, self.special_tokens, source)
@@ -66,7 +59,6 @@ class Tokenizer:
             b"" if token_id in self.control.ids else shown
             for token_id, shown in enumerate(decoding.by_id)
         ]
-        self._missing_bytes = _missing_bytes(tokenizer)
         self.vocab_size = len(decoding.by_id)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
@@ -140,10 +132,11 @@ class Tokenizer:
                 f"the text has an unpaired surrogate (U+{ord(text[error.start]):04X}) at "
                 f"character {error.start}: send valid Unicode"
             ) from None
-        if len(data.translate(None, self._missing_bytes)) == len(data):
+        missing = self._decoding.missing
+        if len(data.translate(None, missing)) == len(data):
             return
         for index, character in enumerate(text):
-            if not set(self._missing_bytes).isdisjoint(character.encode("utf-8")):
+            if not set(missing).isdisjoint(character.encode("utf-8")):
                 raise InvalidArgument(
                     f"the text has the character U+{ord(character):04X} at character {index}, "
                     "which the model's vocabulary cannot express: remove it"
@@ -167,6 +160,19 @@ class Tokenizer:
                 "as a control token only: remove it"
             )
         return encoding.ids
+
+
+def _load(tokenizer_json: str, source: ModelSource) -> HFTokenizer:
+    try:
+        tokenizer = HFTokenizer.from_str(tokenizer_json)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode("a")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise load_error(source, f"its tokenizer.json is not usable: {error}") from None
+    return tokenizer
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -217,16 +223,6 @@ def _set_bos_and_eos(
     tokenizer.post_processor = TemplateProcessing(
         single=template, special_tokens=list(added.items())
     )
-
-
-def _missing_bytes(tokenizer: HFTokenizer) -> bytes:
-    """Bytes that a byte-level vocabulary without an unknown token drops silently."""
-    decoder = tokenizer.decoder
-    if json.loads(decoder.__getstate__())["type"] != "ByteLevel":
-        return b""
-    by_id = token_bytes(tokenizer).by_id
-    present = {token[0] for token in by_id if len(token) == 1}
-    return bytes(set(range(256)) - present - _NEVER_IN_UTF8)
 
 
 def _unknown_id(tokenizer: HFTokenizer) -> int | None:

@@ -26,12 +26,14 @@ _NUM_SAMPLES = 16
 def cached_gguf_tokenizer(source: ModelSource) -> TokenizerFiles:
     """`read_gguf_tokenizer`, through the cache. Raises ModelLoadError."""
     try:
-        folder = _cache_folder()
-        entry = folder / _entry_name(source.path)
-        if entry.is_dir():
-            return read_folder(source._replace(path=entry))
-    except (OSError, ModelLoadError):
+        entry = _cache_folder() / _entry_name(source.path)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return read_gguf_tokenizer(source)
+    if entry.is_dir():
+        try:
+            return read_folder(source._replace(path=entry))
+        except ModelLoadError:
+            shutil.rmtree(entry, ignore_errors=True)
     files = read_gguf_tokenizer(source)
     with contextlib.suppress(OSError):
         _store(files, entry)
@@ -40,9 +42,10 @@ def cached_gguf_tokenizer(source: ModelSource) -> TokenizerFiles:
 
 def _cache_folder() -> Path:
     """The folder, made where it is missing. Raises OSError where it is not this user's alone."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "inferx" / "tokenizers"
-    Path(base).mkdir(parents=True, exist_ok=True)
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    base.mkdir(parents=True, exist_ok=True)
+    folder = base / "inferx" / "tokenizers"
     for owned in (folder.parent, folder):
         owned.mkdir(mode=0o700, exist_ok=True)
         status = owned.stat()
@@ -69,8 +72,10 @@ def _store(files: TokenizerFiles, entry: Path) -> None:
     unfinished = Path(tempfile.mkdtemp(prefix=".", dir=entry.parent))  # mode 0700
     try:
         files.write(unfinished)
-        for file in unfinished.iterdir():
-            file.chmod(0o600)
+        for path in unfinished.iterdir():
+            path.chmod(0o600)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         unfinished.rename(entry)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
