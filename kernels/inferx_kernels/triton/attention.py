@@ -34,6 +34,7 @@ class DecodeConfig(NamedTuple):
     num_warps: int = 4
     num_stages: int = 3
     programs_per_multiprocessor: int = 3
+    prefetch: bool = False
 
 
 def allocate_decode_plan(
@@ -190,6 +191,9 @@ def _launch(
         FUSED=cos is not None,
         NORM=norm_weight is not None,
         STAGES=config.num_stages,
+        PREFETCH=config.prefetch and pdl,
+        THREADS=config.num_warps * 32,
+        HEAD_BYTES=head_dim * k_pages.element_size() // 16 * 16,
         PDL=pdl,
         num_warps=config.num_warps,
         launch_pdl=pdl,

@@ -11,7 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import INTERPRETED, launch_next, matmul, to_e4m3, wait_previous
+from inferx_kernels.triton.device import (
+    INTERPRETED,
+    launch_next,
+    matmul,
+    prefetch_l2,
+    to_e4m3,
+    wait_previous,
+)
 from inferx_kernels.triton.rope import rotated
 
 ITEM_WORDS = tl.constexpr(8)  # int32 words an item takes, of which five are used
@@ -113,6 +120,9 @@ def decode_attention_kernel(
     FUSED: tl.constexpr,  # norm and rotate q and k, and write k and v, before attending
     NORM: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    THREADS: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
@@ -151,6 +161,15 @@ def decode_attention_kernel(
         total = tl.zeros([BLOCK_G], tl.float32)
         acc = tl.zeros([BLOCK_D // PAIR, BLOCK_G], tl.float32)
         acc_odd = acc
+        if PREFETCH and work == tl.program_id(0):
+            # Pages of earlier steps come into L2 while the previous kernel still runs.
+            ahead = begin + tl.arange(0, THREADS)
+            is_old = ahead < end - 1
+            page = tl.load(pages_ptr + ahead // BLOCK_SIZE, mask=is_old, other=0).to(tl.int64)
+            slot = tl.where(is_old, page * BLOCK_SIZE + ahead % BLOCK_SIZE, 0)
+            at = slot * TOKEN_STRIDE + kv_head * HEAD_DIM
+            prefetch_l2(k_pages_ptr + at, HEAD_BYTES)
+            prefetch_l2(v_pages_ptr + at, HEAD_BYTES)
         wait_previous(PDL)
         if FUSED:
             cos_row = cos_ptr + row * (ROTARY_DIM // 2)
@@ -269,28 +288,25 @@ def decode_attention_kernel(
             if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_chunks - 1:
                 tl.store(counter_ptr, 0)
                 others = tl.arange(0, COMBINE)
-                top = tl.full([BLOCK_G], float("-inf"), tl.float32)
-                for first in range(0, num_chunks, COMBINE):
-                    ok = (first + others < num_chunks)[:, None] & in_group[None, :]
-                    at = (first_item + first + others)[:, None] * NUM_HEADS + heads[None, :]
-                    tops = tl.load(part_top_ptr + at, mask=ok, other=float("-inf"))
-                    top = tl.maximum(top, tl.max(tops, 0))
-                top = tl.where(in_group, top, 0.0)
+                top = tl.full([BLOCK_G], -1e30, tl.float32)
                 total = tl.zeros([BLOCK_G], tl.float32)
                 result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 for first in range(0, num_chunks, COMBINE):
                     ok = (first + others < num_chunks)[:, None] & in_group[None, :]
                     at = (first_item + first + others)[:, None] * NUM_HEADS + heads[None, :]
-                    tops = tl.load(part_top_ptr + at, mask=ok, other=float("-inf"))
+                    tops = tl.load(part_top_ptr + at, mask=ok, other=-1e30)
                     totals = tl.load(part_total_ptr + at, mask=ok, other=0.0)
                     parts = tl.load(
                         part_ptr + at[:, :, None] * HEAD_DIM + features[None, None, :],
                         mask=ok[:, :, None] & in_head[None, None, :],
                         other=0.0,
                     )
-                    added = tl.exp2(tops - top[None, :])
-                    total += tl.sum(totals * added, 0)
-                    result += tl.sum(parts * added[:, :, None], 0)
+                    new_top = tl.maximum(top, tl.max(tops, 0))
+                    kept = tl.exp2(top - new_top)
+                    added = tl.exp2(tops - new_top[None, :])
+                    total = total * kept + tl.sum(totals * added, 0)
+                    result = result * kept[:, None] + tl.sum(parts * added[:, :, None], 0)
+                    top = new_top
                 total = tl.where(in_group, total, 1.0)
                 out = (result / total[:, None]).to(out_ptr.dtype.element_ty)
                 tl.store(out_ptr + out_at, out, tile_ok)

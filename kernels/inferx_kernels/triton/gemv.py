@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import launch_next, prefetch_l2, wait_previous
+from inferx_kernels.triton.device import launch_next, wait_previous
 
 
 @triton.jit
@@ -24,7 +24,8 @@ def dot_rows(w, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VEC: tl.constex
 def gemv_kernel(
     x_ptr,  # [M, K] bf16 or fp16
     norm_ptr,  # [K]: RMSNorm's weight, where NORM
-    w_ptr,  # [N, K], of x's type
+    w_ptr,  # [N, K], of x's type, or e4m3 where SCALED
+    w_scale_ptr,  # [N] fp32, where SCALED
     bias_ptr,  # [N], where BIAS
     residual_ptr,  # [M, N], where RESIDUAL
     y_ptr,  # [M, N], or [M, N / 2] where SILU
@@ -36,11 +37,10 @@ def gemv_kernel(
     BLOCK_K: tl.constexpr,
     VEC: tl.constexpr,  # elements of a 16-byte load
     NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SILU: tl.constexpr,  # the first half of the rows is gate, the second up
-    PREFETCH: tl.constexpr,  # bytes a row to bring into L2 before the previous kernel is done
-    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile_rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -51,16 +51,8 @@ def gemv_kernel(
     w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
     w = tl.load(w_ptrs, mask=row_ok[:, None] & (cols < K)[None, :], other=0.0)
     launch_next(PDL)
-    if PREFETCH > 0:
-        SEGMENTS: tl.constexpr = THREADS // BLOCK_N
-        lane = tl.arange(0, THREADS)
-        lane_row = tl.minimum(tl.program_id(0) * BLOCK_N + lane // SEGMENTS, N - 1)
-        if SILU:
-            lane_row = lane_row // 2 + lane_row % 2 * (N // 2)
-        start = w_ptr + lane_row.to(tl.int64) * K + BLOCK_K
-        prefetch_l2(
-            start.to(tl.int64) + (lane % SEGMENTS) * (PREFETCH // SEGMENTS), PREFETCH // SEGMENTS
-        )
+    if SCALED:
+        scale = tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)
     if BIAS:
         bias = tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)
     if NORM:
@@ -100,6 +92,8 @@ def gemv_kernel(
         y = tl.sum(acc[m], 1)
         if NORM:
             y *= tl.rsqrt(tl.sum(squares[m], 0) / K + eps)
+        if SCALED:
+            y *= scale
         if BIAS:
             y += bias
         if SILU:

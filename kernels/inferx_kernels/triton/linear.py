@@ -10,20 +10,18 @@ from torch import Tensor
 
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.gemv import gemv_kernel
-from inferx_kernels.triton.gemv_fp8 import gemv_fp8_kernel
 from inferx_kernels.triton.skinny import skinny_kernel
 from inferx_kernels.triton.workspace import workspace
 
 
 class LinearConfig(NamedTuple):
-    """How a decode linear is launched. block_n, block_k in elements, prefetch in bytes a row."""
+    """How a decode linear is launched. block_n, block_k in elements."""
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int = 1
     split_k: int = 1
-    prefetch: int = 0
 
 
 def gemv(
@@ -42,57 +40,37 @@ def gemv(
     """rms_norm(x) @ weight^T, then bias, SiLU and multiply, and residual, as given, for few tokens.
 
     x: [M, K] bf16 or fp16, contiguous; weight: [N, K], of x's type, or e4m3 with weight_scale [N]
-    fp32, and then x is bf16 and K a multiple of 16. norm_weight: [K]. residual: [M, N]. silu_mul:
-    the first half of weight's rows is gate, the second up, and silu(gate) * up, [M, N / 2], the
-    result. Returns [M, N] in out_dtype, or x's type.
+    fp32. norm_weight: [K]. residual: [M, N]. silu_mul: the first half of weight's rows is gate, the
+    second up, and silu(gate) * up, [M, N / 2], the result. Returns [M, N] in out_dtype, or x's type.
     """
     num_tokens, width = x.shape
     features = weight.shape[0]
     y = _result(x, features, silu_mul, out_dtype or x.dtype)
     pdl = use_pdl(x)
-    behind = (width - config.block_k) * weight.element_size()  # of a row's first block
-    options = {
-        "M": num_tokens,
-        "K": width,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "NORM": norm_weight is not None,
-        "BIAS": bias is not None,
-        "RESIDUAL": residual is not None,
-        "SILU": silu_mul,
-        "PREFETCH": config.prefetch if config.prefetch <= behind else 0,
-        "THREADS": config.num_warps * 32,
-        "PDL": pdl,
-        "num_warps": config.num_warps,
-        "launch_pdl": pdl,
-    }
-    grid = (triton.cdiv(features, config.block_n),)
-    if weight_scale is None:
-        gemv_kernel[grid](
-            x,
-            norm_weight,
-            weight,
-            bias,
-            residual,
-            y,
-            features,
-            eps,
-            VEC=16 // weight.element_size(),
-            **options,
-        )
-    else:
-        gemv_fp8_kernel[grid](
-            x.view(torch.int64),
-            None if norm_weight is None else norm_weight.view(torch.int64),
-            weight.view(torch.int32),
-            weight_scale,
-            bias,
-            residual,
-            y,
-            features,
-            eps,
-            **options,
-        )
+    gemv_kernel[(triton.cdiv(features, config.block_n),)](
+        x,
+        norm_weight,
+        weight,
+        weight_scale,
+        bias,
+        residual,
+        y,
+        features,
+        eps,
+        M=num_tokens,
+        K=width,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        VEC=16 // weight.element_size(),
+        NORM=norm_weight is not None,
+        SCALED=weight_scale is not None,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        SILU=silu_mul,
+        PDL=pdl,
+        num_warps=config.num_warps,
+        launch_pdl=pdl,
+    )
     return y
 
 
@@ -116,11 +94,10 @@ def skinny_linear(
     num_tokens, width = x.shape
     features = weight.shape[0]
     y = _result(x, features, silu_mul, out_dtype)
-    block_m = max(8, triton.next_power_of_2(num_tokens))
+    block_m = max(16, triton.next_power_of_2(num_tokens))
     tiles = triton.cdiv(features, config.block_n)
     parts = tiles * config.split_k * config.block_n * block_m
     scratch = workspace(x.device, floats=parts if config.split_k > 1 else 0, counters=tiles)
-    in_part = width // config.split_k * weight.element_size()
     pdl = use_pdl(x)
     skinny_kernel[(tiles, config.split_k)](
         x,
@@ -143,8 +120,6 @@ def skinny_linear(
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         SILU=silu_mul,
-        PREFETCH=config.prefetch if config.prefetch <= in_part else 0,
-        THREADS=config.num_warps * 32,
         STAGES=config.num_stages,
         PDL=pdl,
         num_warps=config.num_warps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import launch_next, matmul, prefetch_l2, wait_previous
+from inferx_kernels.triton.device import launch_next, matmul, wait_previous
 
 
 @triton.jit
@@ -36,8 +36,6 @@ def skinny_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SILU: tl.constexpr,  # the first half of the rows is gate, the second up
-    PREFETCH: tl.constexpr,  # bytes a row to bring into L2 before the previous kernel is done
-    THREADS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -54,16 +52,6 @@ def skinny_kernel(
     row_ok = tile_rows < N
     token_ok = tokens < M
     launch_next(PDL)
-    if PREFETCH > 0:
-        SEGMENTS: tl.constexpr = THREADS // BLOCK_N if THREADS > BLOCK_N else 1
-        lane = tl.arange(0, SEGMENTS * BLOCK_N)
-        lane_row = tl.minimum(tile * BLOCK_N + lane // SEGMENTS, N - 1)
-        if SILU:
-            lane_row = lane_row // 2 + lane_row % 2 * (N // 2)
-        start = w_ptr + lane_row.to(tl.int64) * K + first_k
-        prefetch_l2(
-            start.to(tl.int64) + (lane % SEGMENTS) * (PREFETCH // SEGMENTS), PREFETCH // SEGMENTS
-        )
     wait_previous(PDL)
 
     w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
