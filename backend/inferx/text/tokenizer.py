@@ -60,6 +60,7 @@ class Tokenizer:
             for token_id, shown in enumerate(decoding.by_id)
         ]
         self.vocab_size = len(decoding.by_id)
+        self.max_token_bytes = max(map(len, decoding.by_id))
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
         self.chat_template = (

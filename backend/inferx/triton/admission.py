@@ -76,9 +76,19 @@ class Admission:
         if request.input_ids is not None:
             return request.input_ids
         assert request.text is not None  # the protocol takes one of the two
+        self._refuse_hopeless(request.text)
         return self._tokenizer.encode(
             request.text, parse_special_tokens=request.parse_special_tokens
         )
+
+    def _refuse_hopeless(self, text: str) -> None:
+        """Tokenizing megabytes takes seconds, in which no other request would be admitted."""
+        most, longest = self._engine.info.max_model_len, self._tokenizer.max_token_bytes
+        if len(text) > most * longest:
+            raise InvalidArgument(
+                f"the prompt has {len(text)} characters: the model takes at most {most} tokens, "
+                f"of at most {longest} bytes each"
+            )
 
     def _repeated_prompt(self, request: GenerateRequest, prompt_token_ids: list[int]) -> str:
         """What every choice's text begins with."""

@@ -11,9 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+import grpc
 from inferx.triton.server import TritonServer
-from inferx_client import Client, Completion, Delta, InferenceError
+from inferx_client import Completion, Delta, InferenceError
+from inferx_client.wire import deltas, generate_request
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+_STATUS = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE"}
+_OURS = ("details", "exclude_input", "timeout", "request_id")
 PATIENCE = 20.0  # seconds for something that takes one or two
 
 
@@ -21,7 +26,10 @@ class Served:
     def __init__(self, server: TritonServer, name: str) -> None:
         self.server = server
         self.name = name
-        self.client = Client(server.grpc_url, name)
+        self._channel = grpc.insecure_channel(
+            server.grpc_url, options=[("grpc.max_send_message_length", -1)]
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._threads = ThreadPoolExecutor(64)
 
     def __enter__(self) -> Served:
@@ -33,33 +41,57 @@ class Served:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.client.close()
+        self._channel.close()
         self._threads.shutdown(cancel_futures=True)
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
-        """Greedy, unless `options` say otherwise."""
-        return self.client.generate(prompt, **{"temperature": 0, **options})
+        """One response. Greedy, unless `options` say otherwise."""
+        return _collected(self._deltas(prompt, False, options))
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
-        """Open: the request is on its way when this returns only once a delta is taken."""
-        return self.client.stream(prompt, **{"temperature": 0, **options})
+        """Sent with the first `next`; closing it cancels the request. An error's status is not
+        told: asking for it, as `Client` does, crashes tritonserver 2.51 now and then."""
+        return self._deltas(prompt, True, options)
 
     def streamed(self, prompt: str | Sequence[int], **options: Any) -> Completion:
-        completion = Completion()
-        for delta in self.stream(prompt, **options):
-            completion.add(delta)
-        return completion
+        return _collected(self._deltas(prompt, True, options))
+
+    def call(self, request: service_pb2.ModelInferRequest) -> Any:
+        """Sends it at once; iterable over the responses, and to be cancelled."""
+        return self._stub.ModelStreamInfer(iter([request]))
+
+    def request(
+        self, prompt: str | Sequence[int], stream: bool, options: dict[str, Any]
+    ) -> service_pb2.ModelInferRequest:
+        ours = {name: options.pop(name) for name in _OURS if name in options}
+        sampling = {"temperature": 0, **options}
+        return generate_request(self.name, prompt, stream=stream, sampling=sampling, **ours)
+
+    def _deltas(
+        self, prompt: str | Sequence[int], stream: bool, options: dict[str, Any]
+    ) -> Iterator[Delta]:
+        call = self.call(self.request(prompt, stream, options))
+        try:
+            for response in call:
+                yield from deltas(response)
+        finally:
+            call.cancel()
 
     def later(self, prompt: str | Sequence[int], **options: Any) -> Future[Completion]:
         """A stream that is read by another thread."""
         return self._threads.submit(self.streamed, prompt, **options)
 
-    def refusal(self, prompt: str | Sequence[int], **options: Any) -> InferenceError:
-        try:
-            self.generate(prompt, **options)
-        except InferenceError as error:
-            return error
-        raise AssertionError("the request was served")
+    def refusal(
+        self, prompt: str | Sequence[int], *, timeout: float = 0, **options: Any
+    ) -> InferenceError:
+        """Over HTTP, whose answer has the status."""
+        body: dict[str, Any] = {"sampling_parameters": json.dumps({"temperature": 0, **options})}
+        body["text_input" if isinstance(prompt, str) else "input_ids"] = prompt
+        if timeout:
+            body["parameters"] = {"timeout": round(timeout * 1e6)}
+        status, answer = self.post(body)
+        assert status != 200, "the request was served"
+        return InferenceError(_STATUS.get(status, str(status)), answer["error"])
 
     def post(self, body: dict[str, Any], endpoint: str = "generate") -> tuple[int, dict[str, Any]]:
         """The HTTP endpoints `generate` and, in the repository, `load`."""
@@ -89,6 +121,13 @@ class Served:
         """Of the engine process that was started last."""
         ready = rf"inferx {self.name}:1 engine process (\d+) is ready"
         return int(re.findall(ready, self.server.log_text())[-1])
+
+
+def _collected(found: Iterator[Delta]) -> Completion:
+    completion = Completion()
+    for delta in found:
+        completion.add(delta)
+    return completion
 
 
 def post(server: TritonServer, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -5,13 +5,15 @@ The synthetic models emit the same paragraph for every prompt, at a fixed time a
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from inferx_client import InferenceError
+from inferx_client import Completion, Delta, InferenceError
+from inferx_client.wire import deltas
 from served import Served, wait_for
 from tritonclient import grpc as triton
 
@@ -107,15 +109,12 @@ def test_a_request_cancelled_before_its_answer_counts_as_cancelled_not_as_a_succ
 
 def test_a_deadline_ends_a_stream_with_cancelled_after_the_text_so_far(narrow: Served) -> None:
     expected = narrow.generate("Once", max_tokens=40).text
-    text = ""
-    with pytest.raises(InferenceError) as error:
-        for delta in narrow.stream("Once", max_tokens=LONG, timeout=0.5):
-            text += delta.text
-            assert delta.finish_reason is None
-    assert error.value.status == "CANCELLED"
-    assert "deadline" in error.value.message
-    assert text
-    assert expected.startswith(text), "nothing is missing before the error"
+    seen = Completion()
+    with pytest.raises(InferenceError, match=r"the deadline of 0\.5 s passed"):
+        collect(seen, narrow.stream("Once", max_tokens=LONG, timeout=0.5))
+    assert seen.text
+    assert expected.startswith(seen.text), "nothing is missing before the error"
+    assert seen.finish_reasons == [None]
     narrow.wait_until_idle()
 
 
@@ -164,18 +163,16 @@ def test_a_full_queue_answers_unavailable_at_once(narrow: Served) -> None:
     narrow.wait_until_idle()
 
 
+def collect(seen: Completion, stream: Iterator[Delta]) -> None:
+    for delta in stream:
+        seen.add(delta)
+
+
 class Call:
     """A request over a gRPC stream of its own, sent at once and read by another thread."""
 
     def __init__(self, model: Served, prompt: Any, *, stream: bool = True, **options: Any) -> None:
-        from inferx_client.wire import METADATA, generate_request
-        from tritonclient.grpc import service_pb2_grpc
-
-        sampling = {"temperature": 0, **options}
-        request = generate_request(model.name, prompt, stream=stream, sampling=sampling)
-        self._channel = grpc.insecure_channel(model.server.grpc_url)
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._call = stub.ModelStreamInfer(iter([request]), metadata=METADATA)
+        self._call = model.call(model.request(prompt, stream, options))
         self.responses: list[Any] = []
         self.error: grpc.RpcError | None = None
         self._thread = threading.Thread(target=self._read)
@@ -184,14 +181,10 @@ class Call:
     def cancel(self) -> None:
         self._call.cancel()
         self._thread.join()
-        self._channel.close()
 
     def text(self) -> str:
         """Once it has ended without an error."""
-        from inferx_client.wire import deltas
-
         self._thread.join()
-        self._channel.close()
         assert self.error is None
         return "".join(delta.text for response in self.responses for delta in deltas(response))
 

@@ -4,7 +4,7 @@ import pytest
 from served import Served
 
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-CATS = "cat cat cat cat cat cat cat cat"
+SKY = "The colour of the sky is blue. The colour of the sky is"
 
 
 def test_a_temperature_near_zero_is_greedy(smollm2: Served) -> None:
@@ -95,36 +95,40 @@ def test_a_stop_token_ends_the_text_and_is_not_shown(byte_model: Served) -> None
 
 
 def test_a_repetition_penalty_counts_the_prompt(smollm2: Served) -> None:
-    assert smollm2.generate(CATS, max_tokens=1).text == " cat"
-    assert smollm2.generate(CATS, max_tokens=1, repetition_penalty=20).text != " cat"
+    assert smollm2.generate(SKY, max_tokens=1).text == " blue"
+    assert smollm2.generate(SKY, max_tokens=1, repetition_penalty=20).text != " blue"
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_presence_and_frequency_penalties_count_the_output_only(
     smollm2: Served, penalty: str
 ) -> None:
-    assert smollm2.generate(CATS, max_tokens=1, **{penalty: 2}).text == " cat"
+    assert smollm2.generate(SKY, max_tokens=1, **{penalty: 2}).text == " blue"
 
 
-def test_a_frequency_penalty_grows_with_each_repetition(smollm2: Served) -> None:
-    plain = smollm2.generate(CATS, max_tokens=24).text
-    penalized = smollm2.generate(CATS, max_tokens=24, frequency_penalty=2).text
-    assert plain == " cat" * 24
-    assert 0 < penalized.count(" cat") < 24
+def test_a_frequency_penalty_grows_with_each_repetition_and_a_presence_penalty_does_not(
+    byte_model: Served,
+) -> None:
+    options = {"max_tokens": 40, "ignore_eos": True, "logit_bias": {"32": 30}}
+    letter = byte_model.generate("abc", **{**options, "max_tokens": 1}).text
+    plain = letter * 40
+    assert byte_model.generate("abc", **options).text == plain
+    assert byte_model.generate("abc", presence_penalty=2, **options).text == plain
+    penalized = byte_model.generate("abc", frequency_penalty=2, **options).text
+    assert penalized.startswith(letter * 5)
+    assert penalized.count(letter) < 40
 
 
 def test_bad_words_are_not_written(smollm2: Served) -> None:
-    answer = smollm2.generate(CATS, max_tokens=12, bad_words=["cat"])
-    assert "cat" not in answer.text
+    assert "blue" not in smollm2.generate(SKY, max_tokens=12, bad_words=["blue"]).text
 
 
 def test_logprobs_hold_the_sampled_token_and_as_many_others_as_were_asked_for(
     smollm2: Served,
 ) -> None:
     for count in (0, 1, 20):
-        answer = smollm2.generate(CATS, max_tokens=2, logprobs=count, details=("logprobs",))
-        sizes = [len(entry) for entry in answer.logprobs[0]]
-        assert sizes == [max(1, count)] * 2
+        answer = smollm2.generate(SKY, max_tokens=2, logprobs=count, details=("logprobs",))
+        assert [len(entry) for entry in answer.logprobs[0]] == [max(1, count)] * 2
         sampled = [next(iter(entry.values())) for entry in answer.logprobs[0]]
-        assert [found["decoded_token"] for found in sampled] == [" cat", " cat"]
+        assert sampled[0]["decoded_token"] == " blue"
         assert [found["rank"] for found in sampled] == [1, 1]
