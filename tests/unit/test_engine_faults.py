@@ -48,7 +48,7 @@ def start(monkeypatch):
     yield start
     for client in clients:
         client.close(5)
-    assert set(psutil.Process().children()) <= set(before)
+    assert engine_processes() == []
 
 
 def has_ended(pid, seconds):

@@ -174,13 +174,18 @@ def test_half_a_surrogate_pair_cannot_reach_the_engine():
     assert "not JSON" in refusal(text_input="x", sampling_parameters='{"stop": "\\ud800"}')
 
 
+def refusal_or_nothing(**inputs):
+    try:
+        read_request(Request(**inputs))
+    except InvalidArgument as error:
+        return str(error)
+    return ""
+
+
 @unhurried
 @given(st.binary(max_size=200))
 def test_no_bytes_of_sampling_parameters_raise_anything_else(raw):
-    try:
-        read_request(Request(text_input="x", sampling_parameters=raw))
-    except InvalidArgument as error:
-        assert "\n" not in str(error)
+    assert "\n" not in refusal_or_nothing(text_input="x", sampling_parameters=raw)
 
 
 json_values = st.recursive(
@@ -193,13 +198,10 @@ json_values = st.recursive(
 @unhurried
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(SamplingParams.__struct_fields__) + ["timeout", "stream"]),
+        st.sampled_from([*sorted(SamplingParams.__struct_fields__), "timeout", "stream"]),
         json_values,
         max_size=4,
     )
 )
 def test_no_value_of_a_parameter_raises_anything_else(parameters):
-    try:
-        read_request(Request(text_input="x", parameters=parameters))
-    except InvalidArgument:
-        pass
+    refusal_or_nothing(text_input="x", parameters=parameters)

@@ -20,7 +20,7 @@ from inferx.triton.readiness import Readiness
 logger = logging.getLogger(__name__)
 
 BUSY_INTERVAL = 0.1  # seconds between two questions while requests are in flight
-IDLE_INTERVAL = 1000.0  # seconds, otherwise
+IDLE_INTERVAL = 1.0  # seconds, otherwise
 LAST_RESPONSES = 0.5  # seconds for the senders of cancelled requests
 ENGINE_END = 1.0  # seconds for the engine process to end by itself
 _MARGIN = 2.0  # seconds
