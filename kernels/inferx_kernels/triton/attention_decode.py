@@ -174,7 +174,7 @@ def decode_attention_kernel(
         if FUSED:
             cos_row = cos_ptr + row * (ROTARY_DIM // 2)
             sin_row = sin_ptr + row * (ROTARY_DIM // 2)
-            q_raw, q = rotated(
+            _, q = rotated(
                 heads_ptr,
                 norm_ptr + heads[:, None] * HEAD_DIM if NORM else norm_ptr,
                 cos_row,
@@ -195,7 +195,7 @@ def decode_attention_kernel(
                 # The row's newest token: this program writes it to its page, and attends to it
                 # from registers.
                 k_head = NUM_HEADS + kv_head + tl.arange(0, 1)[:, None]
-                k_raw, k_new = rotated(
+                _, k_new = rotated(
                     row_ptr + k_head * HEAD_DIM,
                     norm_ptr + k_head * HEAD_DIM if NORM else norm_ptr,
                     cos_row,

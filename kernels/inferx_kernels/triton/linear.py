@@ -41,7 +41,7 @@ def gemv(
 
     x: [M, K] bf16 or fp16, contiguous; weight: [N, K], of x's type, or e4m3 with weight_scale [N]
     fp32. norm_weight: [K]. residual: [M, N]. silu_mul: the first half of weight's rows is gate, the
-    second up, and silu(gate) * up, [M, N / 2], the result. Returns [M, N] in out_dtype, or x's type.
+    second up, and silu(gate) * up, [M, N / 2], the result. Returns [M, N] in out_dtype or x's.
     """
     num_tokens, width = x.shape
     features = weight.shape[0]
