@@ -47,11 +47,7 @@ def start(monkeypatch):
     yield start
     for client in clients:
         client.close(5)
-<<<<<<< HEAD
-    assert engine_processes() == []
-=======
     assert not engine_processes()
->>>>>>> pack
 
 
 def has_ended(pid, seconds):
