@@ -39,11 +39,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     }
     for name, settings in models.items():
         write_model_repository(repository, name, settings)
-    whole = {**SYNTHETIC, "synthetic_step_time": 0.01}
+    whole = {**SYNTHETIC, "synthetic_step_time": 0.01, "max_num_seqs": 2, "max_queue_size": 0}
     write_model_repository(repository, "whole", whole, decoupled=False)
     make_tiny_model(repository / "byte_model" / "1" / "weights")
     with TritonServer(
-        repository, explicit=[*models, "whole"], workdir=folder, exit_timeout=10
+        repository,
+        explicit=[*models, "whole"],
+        workdir=folder,
+        exit_timeout=10,
+        # tritonserver 2.51 loses a lock now and then when it starts several Python models at once
+        arguments=["--model-load-thread-count=1"],
     ) as running:
         yield running
         for name in [*models, "whole"]:

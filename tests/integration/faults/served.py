@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+import numpy as np
 from inferx.triton.server import TritonServer
-from inferx_client import Completion, Delta, InferenceError
+from inferx_client import Completion, Delta
 from inferx_client.wire import deltas, generate_request
+from tritonclient import grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-_STATUS = {400: "INVALID_ARG", 499: "CANCELLED", 500: "INTERNAL", 503: "UNAVAILABLE"}
 _OURS = ("details", "exclude_input", "timeout", "request_id")
 PATIENCE = 20.0  # seconds for something that takes one or two
 
@@ -81,17 +82,19 @@ class Served:
         """A stream that is read by another thread."""
         return self._threads.submit(self.streamed, prompt, **options)
 
-    def refusal(
-        self, prompt: str | Sequence[int], *, timeout: float = 0, **options: Any
-    ) -> InferenceError:
-        """Over HTTP, whose answer has the status."""
+    def refusal(self, prompt: str | Sequence[int], *, timeout: float = 0, **options: Any) -> str:
+        """The sentence with which `generate` refuses."""
         body: dict[str, Any] = {"sampling_parameters": json.dumps({"temperature": 0, **options})}
         body["text_input" if isinstance(prompt, str) else "input_ids"] = prompt
         if timeout:
             body["parameters"] = {"timeout": round(timeout * 1e6)}
         status, answer = self.post(body)
         assert status != 200, "the request was served"
-        return InferenceError(_STATUS.get(status, str(status)), answer["error"])
+        return answer["error"]
+
+    def infer(self, prompt: str, *, timeout: int | None = None, **options: Any) -> Infer:
+        """tritonclient's own `infer`, in the background, for a model that is not decoupled."""
+        return Infer(self, prompt, timeout, options)
 
     def post(self, body: dict[str, Any], endpoint: str = "generate") -> tuple[int, dict[str, Any]]:
         """The HTTP endpoints `generate` and, in the repository, `load`."""
@@ -119,8 +122,37 @@ class Served:
 
     def engine_pid(self) -> int:
         """Of the engine process that was started last."""
-        ready = rf"inferx {self.name}:1 engine process (\d+) is ready"
+        ready = rf"inferx {self.name}:1 .*engine process (\d+) is ready"
         return int(re.findall(ready, self.server.log_text())[-1])
+
+
+class Infer:
+    """`timeout`: microseconds."""
+
+    def __init__(
+        self, model: Served, prompt: str, timeout: int | None, options: dict[str, Any]
+    ) -> None:
+        self._client = triton.InferenceServerClient(model.server.grpc_url)
+        self._answer: list[tuple[Any, Any]] = []
+        inputs = []
+        for name, value in (("text_input", prompt), ("sampling_parameters", json.dumps(options))):
+            tensor = triton.InferInput(name, [1], "BYTES")
+            tensor.set_data_from_numpy(np.array([value.encode()], dtype=object))
+            inputs.append(tensor)
+        self._call = self._client.async_infer(
+            model.name, inputs, lambda *answer: self._answer.append(answer), timeout=timeout
+        )
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def result(self) -> Any:
+        """Raises InferenceServerException."""
+        wait_for(lambda: bool(self._answer), lambda: "no answer came")
+        result, error = self._answer[0]
+        if error is not None:
+            raise error
+        return result
 
 
 def _collected(found: Iterator[Delta]) -> Completion:

@@ -5,14 +5,21 @@ from typing import Any
 
 import pytest
 from served import Served
+from tritonclient import utils as triton
 
 
 def refused(model: Served, prompt: str | list[int], **options: Any) -> str:
-    error = model.refusal(prompt, **options)
-    assert error.status == "INVALID_ARG", error
-    assert "Traceback" not in error.message
-    assert "/" not in error.message.replace("and/or", ""), "no path of the server"
-    return error.message
+    message = model.refusal(prompt, **options)
+    assert "Traceback" not in message
+    assert "/" not in message, "no path of the server"
+    return message
+
+
+def test_the_status_of_a_wrong_request_is_invalid_argument(whole: Served) -> None:
+    for options in ({"max_tokens": 0}, {"max_token": 1}, {"logit_bias": {"49152": 1}}):
+        with pytest.raises(triton.InferenceServerException) as error:
+            whole.infer("One", **options).result()
+        assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 @pytest.fixture(autouse=True)

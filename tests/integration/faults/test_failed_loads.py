@@ -82,7 +82,7 @@ def test_an_empty_folder(refusal: Any) -> None:
     assert "'weights': its folder has neither safetensors nor GGUF weights" in sentence
 
 
-@pytest.mark.parametrize("left", [3, 100, 5000, -100])
+@pytest.mark.parametrize("left", [3, 5000, -100])
 def test_a_truncated_gguf_file(refusal: Any, tmp_path: Path, left: int) -> None:
     write_tiny_gguf(tmp_path / "whole.gguf", make_tiny_model(tmp_path / "model"))
     data = (tmp_path / "whole.gguf").read_bytes()

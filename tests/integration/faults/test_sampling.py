@@ -4,7 +4,7 @@ import pytest
 from served import Served
 
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-SKY = "The colour of the sky is blue. The colour of the sky is"
+SKY = "The sky is blue. The sky is blue. The sky is blue. The sky is"
 
 
 def test_a_temperature_near_zero_is_greedy(smollm2: Served) -> None:
