@@ -184,7 +184,7 @@ def _launch(
         BLOCK_SIZE=block_size,
         BLOCK_T=config.block_t,
         CHUNK=plan.chunk,
-        COMBINE=2 * config.num_warps,
+        COMBINE=config.num_warps,
         WINDOW=plan.window,
         ROTARY_DIM=2 * cos.shape[-1] if cos is not None else 0,
         FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,

@@ -14,6 +14,7 @@ import triton.language as tl
 from inferx_kernels.triton.device import (
     INTERPRETED,
     launch_next,
+    load_pages,
     matmul,
     prefetch_l2,
     to_e4m3,
@@ -231,15 +232,13 @@ def decode_attention_kernel(
         if FP8_PAGES:  # multiplied in fp16, which holds e4m3 exactly and is one conversion away
             q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
         q = q.T
-        for start in tl.range(begin - begin % BLOCK_T, end, BLOCK_T, num_stages=STAGES):
+        first = begin - begin % BLOCK_T
+        page = load_pages(pages_ptr, first, end, BLOCK_SIZE, BLOCK_T)
+        for start in tl.range(first, end, BLOCK_T, num_stages=STAGES):
             tokens = start + places
             seen = (tokens >= begin) & (tokens < end)
-            if BLOCK_SIZE % BLOCK_T == 0:
-                page = tl.load(pages_ptr + start // BLOCK_SIZE).to(tl.int64)
-                slots = page * BLOCK_SIZE + start % BLOCK_SIZE + places
-            else:
-                page = tl.load(pages_ptr + tokens // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-                slots = page * BLOCK_SIZE + tokens % BLOCK_SIZE
+            slots = page.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE
+            page = load_pages(pages_ptr, start + BLOCK_T, end, BLOCK_SIZE, BLOCK_T)
             head_at = slots * TOKEN_STRIDE + kv_head * HEAD_DIM
             k = tl.load(
                 k_pages_ptr + head_at[:, None] + features[None, :],

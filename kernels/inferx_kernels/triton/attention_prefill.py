@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inferx_kernels.triton.device import matmul
+from inferx_kernels.triton.device import load_pages, matmul
 
 
 @triton.jit
@@ -38,17 +38,11 @@ def attend(
     """Keys [first, end) added to the running softmax; first is a multiple of BLOCK_N."""
     places = tl.arange(0, BLOCK_N)
     features = tl.arange(0, BLOCK_D)
+    page = load_pages(pages_ptr, first, length, BLOCK_SIZE, BLOCK_N)
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         tokens = start + places
-        if BLOCK_SIZE % BLOCK_N == 0:
-            page = tl.load(pages_ptr + start // BLOCK_SIZE).to(tl.int64)
-            slots = page * BLOCK_SIZE + start % BLOCK_SIZE + places
-        elif MASKED:
-            page = tl.load(pages_ptr + tokens // BLOCK_SIZE, mask=tokens < length, other=0)
-            slots = page.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE
-        else:
-            page = tl.load(pages_ptr + tokens // BLOCK_SIZE).to(tl.int64)
-            slots = page * BLOCK_SIZE + tokens % BLOCK_SIZE
+        slots = page.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE
+        page = load_pages(pages_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         where = slots[:, None] * TOKEN_STRIDE + features[None, :]
         if MASKED or HEAD_DIM != BLOCK_D:
             ok = (tokens < length)[:, None] & (features < HEAD_DIM)[None, :]

@@ -85,3 +85,19 @@ def prefetch_l2(addresses, BYTES: tl.constexpr):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def load_pages(pages_ptr, first, end, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The pages of tokens [first, first + BLOCK): one number where a page holds them all.
+
+    Loops load a tile's pages an iteration ahead of its keys. Left to the compiler's pipelining,
+    the pages would join the queue of the keys' asynchronous copies, which completes in order, and
+    no key could be asked for before all keys ahead of it had come.
+    """
+    if BLOCK_SIZE % BLOCK == 0:
+        page = tl.load(pages_ptr + first // BLOCK_SIZE, mask=first < end, other=0)
+    else:
+        tokens = first + tl.arange(0, BLOCK)
+        page = tl.load(pages_ptr + tokens // BLOCK_SIZE, mask=tokens < end, other=0)
+    return page
