@@ -139,12 +139,13 @@ class Infer:
             tensor = triton.InferInput(name, [1], "BYTES")
             tensor.set_data_from_numpy(np.array([value.encode()], dtype=object))
             inputs.append(tensor)
-        self._call = self._client.async_infer(
-            model.name, inputs, lambda *answer: self._answer.append(answer), timeout=timeout
-        )
+        self._call = self._client.async_infer(model.name, inputs, self._take, timeout=timeout)
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def _take(self, result: Any, error: Any) -> None:
+        self._answer.append((result, error))
 
     def result(self) -> Any:
         """Raises InferenceServerException."""
