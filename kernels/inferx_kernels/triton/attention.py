@@ -35,6 +35,7 @@ class DecodeConfig(NamedTuple):
     num_stages: int = 3
     programs_per_multiprocessor: int = 3
     prefetch: bool = False
+    maxnreg: int | None = None  # registers a thread, so that these programs fit side by side
 
 
 def allocate_decode_plan(
@@ -157,6 +158,7 @@ def _launch(
         config.programs_per_multiprocessor * num_multiprocessors(q.device),
     )
     pdl = use_pdl(q)
+    options = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
     decode_attention_kernel[(programs,)](
         q,
         k_pages,
@@ -197,6 +199,7 @@ def _launch(
         PDL=pdl,
         num_warps=config.num_warps,
         launch_pdl=pdl,
+        **options,
     )
 
 
