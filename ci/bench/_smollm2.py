@@ -93,7 +93,10 @@ class Engine:
         core = core or self.core(num_blocks=num_blocks, caching=caching)
         tokens: list[Tokens] = [[] for _ in prompts]
         first = [0.0] * len(prompts)
-        requests = [EngineRequest(*request) for request in zip(range(10**6), prompts, params)]
+        requests = [
+            EngineRequest(uid, prompt, one)
+            for uid, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        ]
         start, step = time.perf_counter(), 0
         while core.has_work or requests:
             while requests and (not every or step % every == 0 or not core.has_work):
