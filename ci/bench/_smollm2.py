@@ -94,8 +94,8 @@ class Engine:
         tokens: list[Tokens] = [[] for _ in prompts]
         first = [0.0] * len(prompts)
         requests = [
-            EngineRequest(*request)
-            for request in zip(range(len(prompts)), prompts, params, strict=True)
+            EngineRequest(uid, prompt, one)
+            for uid, (prompt, one) in enumerate(zip(prompts, params, strict=True))
         ]
         start, step = time.perf_counter(), 0
         while core.has_work or requests:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferx_kernels.invariance import by_tiles, is_batch_invariant
+from inferx_kernels.invariance import by_tiles
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -18,4 +18,4 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    return by_tiles(gated, gate_up) if is_batch_invariant() else gated(gate_up)
+    return by_tiles(gated, gate_up, rows=1)

@@ -30,12 +30,15 @@ def is_batch_invariant() -> bool:
     return _enabled
 
 
-def by_tiles(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`operation`, which treats rows alone, over x: [num_tokens, ...] by tiles of TILE rows.
+def by_tiles(operation: Callable[[Tensor], Tensor], x: Tensor, rows: int = TILE) -> Tensor:
+    """`operation`, which treats rows alone, over x: [num_rows, ...]; in the batch-invariant mode
+    by tiles of `rows` rows.
 
     The last tile is filled up with zeros, whose results are dropped.
     """
-    num_tokens = x.shape[0]
-    padded = x.new_zeros(-(-num_tokens // TILE) * TILE, *x.shape[1:])
-    padded[:num_tokens] = x
-    return torch.cat([operation(tile) for tile in padded.split(TILE)])[:num_tokens]
+    if not _enabled:
+        return operation(x)
+    num_rows = x.shape[0]
+    padded = x.new_zeros(-(-num_rows // rows) * rows, *x.shape[1:])
+    padded[:num_rows] = x
+    return torch.cat([operation(tile) for tile in padded.split(rows)])[:num_rows]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferx_kernels.invariance import TILE, by_tiles, is_batch_invariant
+from inferx_kernels.invariance import TILE, by_tiles
 
 
 class PackedLinear(NamedTuple):
@@ -29,9 +29,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     """x: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
-    if is_batch_invariant():
-        return by_tiles(lambda tile: _linear(tile, packed), x)
-    return _linear(x, packed)
+    return by_tiles(lambda tile: _linear(tile, packed), x)
 
 
 def _linear(x: Tensor, packed: PackedLinear) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferx_kernels.invariance import by_tiles, is_batch_invariant
+from inferx_kernels.invariance import by_tiles
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             return F.rms_norm(x, weight.shape, weight, eps)
         return F.rms_norm(x, weight.shape[-1:], None, eps).mul_(weight)
 
-    return by_tiles(norm, x) if is_batch_invariant() else norm(x)
+    return by_tiles(norm, x)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from inferx_kernels.activation import silu_mul
 from inferx_kernels.attention import paged_attention
 from inferx_kernels.attention_plan import AttentionPlan, plan_attention
-from inferx_kernels.invariance import is_batch_invariant, use_batch_invariant
+from inferx_kernels.invariance import use_batch_invariant
 from inferx_kernels.kv_cache import copy_pages, write_kv
 from inferx_kernels.linear import PackedLinear, linear, pack_linear
 from inferx_kernels.norm import add_rms_norm, rms_norm
@@ -39,7 +39,6 @@ __all__ = [
     "filter_min_p",
     "filter_top_k",
     "filter_top_p",
-    "is_batch_invariant",
     "linear",
     "pack_linear",
     "paged_attention",

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferx_kernels.invariance import by_tiles
+
 
 class Rotation(NamedTuple):
     """A step's angles, the same for every layer and head: made once."""
@@ -19,7 +21,7 @@ def plan_rope(positions: Tensor, inv_freq: Tensor, scaling: float) -> Rotation:
     """positions: [num_tokens] int64; inv_freq: [rotary_dim / 2] float32, radians per token;
     scaling: a factor on cos and sin (yarn's attention factor)."""
     angles = positions.view(-1, 1, 1).float() * inv_freq
-    cos, sin = angles.cos().mul_(scaling), angles.sin().mul_(scaling)
+    cos, sin = (by_tiles(turn, angles).mul_(scaling) for turn in (torch.cos, torch.sin))
     return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferx_kernels.invariance import by_tiles
+
 _TOP_P_PREFIX = 256  # tokens looked at first; as a rule they hold the nucleus
 _TOP_P_GROWTH = 16
 
@@ -66,7 +68,7 @@ def filter_top_p(probs: Tensor, top_p: Tensor) -> None:
 
     probs: [num_rows, vocab] float32, any positive total; top_p: [num_rows] in (0, 1).
     """
-    wanted = top_p * probs.sum(-1)
+    wanted = top_p * by_tiles(lambda rows: rows.sum(-1), probs)
     threshold = torch.zeros_like(wanted)
     open_rows = torch.arange(len(probs), device=probs.device)
     size = _TOP_P_PREFIX
@@ -110,7 +112,7 @@ def chosen_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensor
 
     logits: [num_rows, vocab] float32; token_ids: [num_rows] int64.
     """
-    total = logits.logsumexp(-1, keepdim=True)
+    total = by_tiles(lambda rows: rows.logsumexp(-1, keepdim=True), logits)
     chosen = logits.gather(1, token_ids.unsqueeze(1))
     top_logits, top_ids = logits.topk(k)
     return LogprobsTensors(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -102,13 +101,6 @@ def assert_equals_dense(case: Case, window: int | None = None, atol: float = 1e-
     torch.testing.assert_close(
         paged(case, window), dense(case, window).to(case.q.dtype), rtol=atol, atol=atol
     )
-
-
-@pytest.fixture
-def batch_invariant() -> Iterator[None]:
-    ops.use_batch_invariant(True)
-    yield
-    ops.use_batch_invariant(False)
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from inferx_kernels import ops
@@ -16,13 +14,6 @@ from transformers.models.llama.modeling_llama import (
 )
 
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-@pytest.fixture
-def batch_invariant() -> Iterator[None]:
-    ops.use_batch_invariant(True)
-    yield
-    ops.use_batch_invariant(False)
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
@@ -144,3 +135,20 @@ def test_batch_invariant_operations_have_the_same_bits_whoever_shares_the_batch(
         together = operation(x)
         for some in (slice(0, 1), slice(3, 4), slice(5, 22), slice(40, 70), slice(69, 70)):
             assert torch.equal(operation(x[some]), together[some])
+
+
+@pytest.mark.usefixtures("batch_invariant")
+def test_batch_invariant_angles_and_logprobs_have_the_same_bits_whoever_shares_the_batch():
+    positions = torch.arange(3000, 3070)
+    inv_freq = torch.rand(20)
+    logits, tokens = torch.randn(70, 50_000), torch.arange(70)
+    together = ops.plan_rope(positions, inv_freq, 1.0)
+    logprobs = ops.chosen_logprobs(logits, tokens, 3)
+    for some in (slice(0, 1), slice(3, 4), slice(5, 22), slice(40, 70), slice(69, 70)):
+        alone = ops.plan_rope(positions[some], inv_freq, 1.0)
+        assert torch.equal(alone.cos, together.cos[some])
+        assert torch.equal(alone.sin, together.sin[some])
+        for got, expected in zip(
+            ops.chosen_logprobs(logits[some], tokens[some], 3), logprobs, strict=True
+        ):
+            assert torch.equal(got, expected[some])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from inferx.errors import ModelLoadError
 from inferx.memory.pool import PagePool
 from inferx.model.runner import ModelRunner
 from inferx.source import ModelSource
-from inferx_kernels import ops
 from tiny_models import EOS_ID, VOCAB_SIZE, make_tiny_model
 from transformers import PreTrainedModel
 
@@ -45,12 +44,6 @@ def folder(tiny: Tiny) -> Path:
 @pytest.fixture(scope="module")
 def reference(tiny: Tiny) -> PreTrainedModel:
     return tiny.model
-
-
-@pytest.fixture(autouse=True)
-def dense_mode() -> Iterator[None]:
-    yield
-    ops.use_batch_invariant(False)
 
 
 def make_runner(folder: Path, **settings: object) -> ModelRunner:
@@ -202,6 +195,7 @@ def test_logprobs_equal_transformers(folder, reference):
         assert entry.top_logprobs == pytest.approx(exact.topk(4).values.tolist(), abs=1e-4)
 
 
+@pytest.mark.usefixtures("batch_invariant")
 def test_batch_invariant_logprobs_have_the_same_bits_whoever_shares_the_batch(folder):
     def result(engine: Engine, some: list[Tokens]) -> list[list[tuple[Tokens, float]]]:
         params = SamplingParams(temperature=0, max_tokens=20, logprobs=0, ignore_eos=True)
@@ -313,6 +307,7 @@ def test_max_model_len_is_the_models_own_where_the_pool_holds_it(folder):
         ({"max_model_len": 513}, "'tiny'.*max_model_len is 513.*at most 512"),
         ({"max_model_len": 64, "num_gpu_blocks_override": 3}, "'tiny'.*48 tokens.*64 tokens"),
         ({"kv_cache_memory_bytes": 100}, "'tiny'.*0 tokens.*16 tokens"),
+        ({"kv_cache_memory_bytes": 10**15}, "'tiny'.*1000000.00 GB.*are free on the device 'cpu'"),
     ],
 )
 def test_settings_that_cannot_be_met_fail_the_load_with_one_sentence(folder, settings, sentence):

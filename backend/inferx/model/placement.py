@@ -81,26 +81,36 @@ def size_kv_cache(
         )
     a_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
     block_bytes = a_token * config.block_size
-    num_blocks = config.num_gpu_blocks_override or (
-        _kv_cache_bytes(config, device, weight_bytes) // block_bytes
-    )
-    num_blocks = min(num_blocks, available_memory(device) // block_bytes)
-    capacity = num_blocks * config.block_size
-    if capacity < (config.max_model_len or config.block_size):
+    free = available_memory(device)
+    wanted = _kv_cache_bytes(config, device, free, weight_bytes, block_bytes)
+    if wanted > free:
         raise load_error(
             source,
-            f"there is room for the KV cache of {capacity} tokens, and one request of "
-            f"{config.max_model_len or config.block_size} tokens needs more: lower max_model_len "
-            "or raise kv_cache_memory_bytes",
+            f"its KV cache is set to {wanted / 1e9:.2f} GB, and {free / 1e9:.2f} GB of memory are "
+            f"free on the device {device.type!r}: lower num_gpu_blocks_override or "
+            "kv_cache_memory_bytes",
+        )
+    num_blocks = wanted // block_bytes
+    capacity = num_blocks * config.block_size
+    needed = config.max_model_len or config.block_size
+    if capacity < needed:
+        raise load_error(
+            source,
+            f"there is room for the KV cache of {capacity} tokens, and one request of {needed} "
+            "tokens needs more: lower max_model_len, or raise kv_cache_memory_bytes or "
+            "num_gpu_blocks_override",
         )
     return KVSize(num_blocks, block_bytes, min(config.max_model_len or limit, capacity))
 
 
-def _kv_cache_bytes(config: EngineConfig, device: torch.device, weight_bytes: int) -> int:
+def _kv_cache_bytes(
+    config: EngineConfig, device: torch.device, free: int, weight_bytes: int, block_bytes: int
+) -> int:
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override * block_bytes
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    free = available_memory(device)
     if device.type == "cpu":
         return min(free // 2, max(_CPU_KV_BYTES, weight_bytes // 2))
     total = torch.cuda.get_device_properties(device).total_memory
-    return int(free - (1 - config.gpu_memory_utilization) * total)
+    return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
