@@ -125,7 +125,9 @@ def deltas(response: service_pb2.ModelStreamInferResponse) -> list[Delta]:
         for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
     }
     texts = values.get("text_output", [])
-    first = answer.parameters["choice"].int64_param if "choice" in answer.parameters else 0
+    # A response has an element for each choice; one that holds a single element names its choice.
+    named = answer.parameters["choice"].int64_param if "choice" in answer.parameters else 0
+    first = named if len(texts) == 1 else 0
     prompt_size = values.get("num_input_tokens")
     return [
         Delta(

@@ -88,6 +88,14 @@ def test_explicit_control_loads_only_the_named_models(repository: Path) -> None:
         assert "successfully loaded 'echo'" in server.log_text()
 
 
+@pytest.mark.parametrize("services", [("http", "grpc"), ("grpc", "metrics"), ("http", "metrics")])
+def test_one_port_for_two_services_is_refused(repository: Path, services: tuple[str, str]) -> None:
+    server = TritonServer(repository, **{f"{service}_port": 18555 for service in services})
+    with pytest.raises(ServerError, match=r"18555.*: each needs one of its own"):
+        server.start()
+    assert not server.is_running
+
+
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
 def test_a_taken_port_is_named(repository: Path, service: str) -> None:
     with socket.socket() as other:

@@ -98,6 +98,14 @@ def test_a_whole_response_holds_an_element_per_choice() -> None:
     assert completion.num_input_tokens == 4
 
 
+@pytest.mark.parametrize("choice", [None, 0, 1, 2])
+def test_a_streamed_response_of_several_choices_tells_them_by_position(choice: int | None) -> None:
+    texts = ["", "", ""]
+    texts[choice or 0] = "Paris"
+    found = deltas(response(choice=choice, text_output=("BYTES", packed(*texts))))
+    assert [(delta.choice, delta.text) for delta in found] == list(enumerate(texts))
+
+
 def test_a_response_that_carries_an_error_raises_it() -> None:
     with pytest.raises(InferenceError, match="INTERNAL: it broke"):
         deltas(service_pb2.ModelStreamInferResponse(error_message="it broke"))

@@ -296,7 +296,13 @@ def one_sentence(model: str, reason: str) -> str:
 
 
 def _ports(address: str, wanted: Sequence[int]) -> list[int]:
-    """The wanted ports, each 0 replaced with one that is free now. Raises _PortTaken."""
+    """The wanted ports, each 0 replaced with one that is free now. Raises ServerError."""
+    named = [port for port in wanted if port]
+    if len(set(named)) < len(named):
+        raise ServerError(
+            f"HTTP, gRPC and metrics are given the ports {', '.join(map(str, wanted))}: "
+            "each needs one of its own; 0 takes a free one"
+        )
     with contextlib.ExitStack() as stack:
         ports = []
         for port in wanted:
