@@ -20,7 +20,7 @@ from inferx.triton.readiness import Readiness
 logger = logging.getLogger(__name__)
 
 BUSY_INTERVAL = 0.1  # seconds between two questions while requests are in flight
-IDLE_INTERVAL = 1.0  # seconds, otherwise
+IDLE_INTERVAL = 0.5  # seconds, otherwise
 LAST_RESPONSES = 0.5  # seconds for the senders of cancelled requests
 ENGINE_END = 1.0  # seconds for the engine process to end by itself
 _MARGIN = 2.0  # seconds
@@ -63,9 +63,9 @@ class Lifecycle:
 
     def _is_served(self, busy: Outbox | None) -> bool:
         if busy is None:
-            return self._readiness.is_served_while_idle()
+            return self._readiness.is_served(busy=False)
         with busy.lock:  # it stays in flight meanwhile
-            return busy.closed or self._readiness.is_served_while_busy()
+            return busy.closed or self._readiness.is_served(busy=True)
 
     def _drain(self) -> None:
         """Refuses new requests, waits for those in flight, cancels the rest, ends the engine."""
