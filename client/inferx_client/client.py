@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from inferx_client.wire import METADATA, Completion, Delta, InferenceError, deltas, generate_request
+from inferx_client.wire import Completion, Delta, InferenceError, deltas, generate_request
 
 _LARGE = 2**31 - 1
 _CHANNEL_OPTIONS = [
@@ -65,7 +65,7 @@ class Client:
         return self._run(_request(self.model, prompt, True, options))
 
     def _run(self, request: service_pb2.ModelInferRequest) -> Iterator[Delta]:
-        call = self._stub.ModelStreamInfer(iter([request]), metadata=METADATA)
+        call = self._stub.ModelStreamInfer(iter([request]))
         try:
             for response in call:
                 yield from deltas(response)
@@ -115,7 +115,7 @@ class AsyncClient:
         return self._run(_request(self.model, prompt, True, options))
 
     async def _run(self, request: service_pb2.ModelInferRequest) -> AsyncIterator[Delta]:
-        call = self._stub.ModelStreamInfer(iter([request]), metadata=METADATA)
+        call = self._stub.ModelStreamInfer(iter([request]))
         try:
             async for response in call:
                 for delta in deltas(response):

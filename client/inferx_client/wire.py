@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from tritonclient.grpc import service_pb2
 
 # What a Delta shows besides its text; `logprobs` and `cumulative_logprob` may be added.
 DEFAULT_DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens")
-# Asks Triton to end the stream with a gRPC status, where it would otherwise send text alone.
-METADATA = (("triton_grpc_error", "true"),)
 
+# An error of a stream is text alone, and InferX begins it with the status. (Triton would send a
+# gRPC status on request, `triton_grpc_error`; tritonserver 2.51 crashes over it when several
+# streams end in errors at once.)
+_ERROR = re.compile(r"(INVALID_ARG|UNAVAILABLE|CANCELLED|INTERNAL): (.*)", re.DOTALL)
 _STATUS = {  # gRPC's names to Triton's
     grpc.StatusCode.INVALID_ARGUMENT: "INVALID_ARG",
     grpc.StatusCode.DEADLINE_EXCEEDED: "CANCELLED",
@@ -36,6 +39,12 @@ class InferenceError(Exception):
     def of(cls, error: grpc.RpcError) -> InferenceError:
         code = error.code()
         return cls(_STATUS.get(code, code.name), error.details() or "no reason was given")
+
+    @classmethod
+    def of_text(cls, text: str) -> InferenceError:
+        """UNKNOWN where the text begins with no status: then it is Triton's own."""
+        found = _ERROR.fullmatch(text)
+        return cls(found.group(1), found.group(2)) if found else cls("UNKNOWN", text)
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,7 @@ def generate_request(
 def deltas(response: service_pb2.ModelStreamInferResponse) -> list[Delta]:
     """A delta per choice in the response. Raises InferenceError."""
     if response.error_message:
-        raise InferenceError("INTERNAL", response.error_message)
+        raise InferenceError.of_text(response.error_message)
     answer = response.infer_response
     values = {
         output.name: _values(output, raw)

@@ -106,9 +106,20 @@ def test_a_streamed_response_of_several_choices_tells_them_by_position(choice: i
     assert [(delta.choice, delta.text) for delta in found] == list(enumerate(texts))
 
 
-def test_a_response_that_carries_an_error_raises_it() -> None:
-    with pytest.raises(InferenceError, match="INTERNAL: it broke"):
-        deltas(service_pb2.ModelStreamInferResponse(error_message="it broke"))
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        ("UNAVAILABLE: the queue is full", "UNAVAILABLE", "the queue is full"),
+        ("INVALID_ARG: top_p is 'x':\nno", "INVALID_ARG", "top_p is 'x':\nno"),
+        ("it broke", "UNKNOWN", "it broke"),
+    ],
+)
+def test_a_response_that_carries_an_error_raises_it_with_the_status_that_it_begins_with(
+    text, status, message
+):
+    with pytest.raises(InferenceError) as error:
+        deltas(service_pb2.ModelStreamInferResponse(error_message=text))
+    assert (error.value.status, error.value.message) == (status, message)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text())))

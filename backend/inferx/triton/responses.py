@@ -63,8 +63,9 @@ def _responses_have_parameters() -> bool:
 
 
 def error_response(error: RequestError) -> Any:
+    """The text begins with the status: a stream's error and HTTP's `generate` bring text alone."""
     code = getattr(pb_utils.TritonError, error.status)
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{error.status}: {error}", code))
 
 
 def _strings(name: str, values: Sequence[str]) -> Any:
