@@ -10,6 +10,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -257,7 +258,11 @@ class TritonServer:
             for model in index:
                 if model.get("state") == "UNAVAILABLE" and model.get("reason") != "unloaded":
                     raise ModelLoadError(one_sentence(model["name"], model.get("reason", "")))
-            return self._http("GET", "/v2/health/ready")[0] == 200
+            if self._http("GET", "/v2/health/ready")[0] != 200:
+                return False
+            # The metrics service is the last that Triton starts.
+            socket.create_connection((self._host, self.metrics_port), timeout=5).close()
+            return True
         except (OSError, http.client.HTTPException):
             return False
 
