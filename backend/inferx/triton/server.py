@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.client
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from inferx.errors import ModelLoadError
 from inferx.triton.installation import ServerError, ServerInstallation, find_server
+from inferx.triton.ports import PortTaken, choose_ports
 from inferx.triton.repository import write_model_repository
 
 __all__ = ["ServerError", "TritonServer", "find_server", "write_model_repository"]
@@ -97,7 +98,7 @@ class TritonServer:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._has_ended(0)
 
     @property
     def log_path(self) -> Path | None:
@@ -143,22 +144,21 @@ class TritonServer:
                 try:
                     self._wait_until_ready(timeout, on_wait)
                     return
-                except _PortTaken as error:
+                except PortTaken as error:
                     if error.port in self._wanted_ports or not tries_left:
                         raise
-                    self._kill_group()
         except BaseException:
             self.stop()
             raise
 
     def wait(self) -> int:
         """Blocks until the server ends by itself; its exit status."""
-        assert self._process is not None, "the server was not started"
-        return self._process.wait()
+        self._has_ended(None)
+        return self._reap()
 
     def signal(self, number: int) -> None:
-        if self.is_running:
-            self._process.send_signal(number)  # type: ignore[union-attr]
+        if self._process is not None and self.is_running:
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, without a chance for running requests."""
@@ -169,27 +169,40 @@ class TritonServer:
         """SIGTERM, then SIGKILL once the exit timeout has passed; nothing of it is left running."""
         if self._process is not None:
             self.signal(signal.SIGTERM)
-            try:
-                self._process.wait(self.exit_timeout + _GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._kill_group()
+            if not self._has_ended(self.exit_timeout + _GRACE_SECONDS):
+                self.signal(signal.SIGKILL)
+                self._has_ended(None)
+            self._reap()
         if self._temporary and self.workdir is not None:
             shutil.rmtree(self.workdir, ignore_errors=True)
             self.workdir = None
 
-    def _kill_group(self) -> None:
-        """The server leads a process group of its own: what is left in it are its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+    def _has_ended(self, seconds: float | None) -> bool:
+        """Whether the server ends within that time; None: waits for it."""
+        assert self._process is not None, "the server was not started"
+        if self._process.returncode is not None:
+            return True
+        with _pidfd(self._process.pid) as watch:
+            return bool(watch.poll(None if seconds is None else seconds * 1000))
+
+    def _reap(self) -> int:
+        """Ends what an ended server has left, and returns its exit status.
+
+        It leads a process group of its own, whose number is nobody else's until it is reaped.
+        """
+        assert self._process is not None
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
     @property
     def _host(self) -> str:
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address
 
     def _spawn(self, backends: Path) -> None:
-        self.http_port, self.grpc_port, self.metrics_port = _ports(self.address, self._wanted_ports)
+        self.http_port, self.grpc_port, self.metrics_port = choose_ports(
+            self.address, self._wanted_ports
+        )
         command = [str(self.installation.binary), *self._command_line(backends)]
         if not self._detached:
             command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
@@ -245,7 +258,11 @@ class TritonServer:
             for model in index:
                 if model.get("state") == "UNAVAILABLE" and model.get("reason") != "unloaded":
                     raise ModelLoadError(one_sentence(model["name"], model.get("reason", "")))
-            return self._http("GET", "/v2/health/ready")[0] == 200
+            if self._http("GET", "/v2/health/ready")[0] != 200:
+                return False
+            # The metrics service is the last that Triton starts.
+            socket.create_connection((self._host, self.metrics_port), timeout=5).close()
+            return True
         except (OSError, http.client.HTTPException):
             return False
 
@@ -259,14 +276,13 @@ class TritonServer:
             connection.close()
 
     def _raise_if_ended(self) -> None:
-        assert self._process is not None
-        status = self._process.poll()
-        if status is None:
+        if self.is_running:
             return
+        status = self._reap()
         log = self.log_text()
         taken = re.search(r"Socket '\S+:(\d+)' already in use", log)
         if taken:
-            raise _PortTaken(int(taken.group(1)))
+            raise PortTaken(int(taken.group(1)))
         raise ServerError(f"tritonserver ended with status {status}{self._last_words()}")
 
     def _last_words(self) -> str:
@@ -278,12 +294,16 @@ class TritonServer:
         return f": {message}" if message else ""
 
 
-class _PortTaken(ServerError):
-    def __init__(self, port: int) -> None:
-        super().__init__(
-            f"port {port} is taken by another program: name another one, or none for a free one"
-        )
-        self.port = port
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[select.poll]:
+    """What becomes readable when the process has ended, whether it is reaped or not."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        watch = select.poll()
+        watch.register(descriptor, select.POLLIN)
+        yield watch
+    finally:
+        os.close(descriptor)
 
 
 def one_sentence(model: str, reason: str) -> str:
@@ -293,28 +313,3 @@ def one_sentence(model: str, reason: str) -> str:
     text = re.sub(r"^[A-Za-z_]*(Exception|Error): ", "", text)
     text = " ".join(text.split()) or "Triton gives no reason"
     return f"model {model!r} did not load: {text}"
-
-
-def _ports(address: str, wanted: Sequence[int]) -> list[int]:
-    """The wanted ports, each 0 replaced with one that is free now. Raises ServerError."""
-    named = [port for port in wanted if port]
-    if len(set(named)) < len(named):
-        raise ServerError(
-            f"HTTP, gRPC and metrics are given the ports {', '.join(map(str, wanted))}: "
-            "each needs one of its own; 0 takes a free one"
-        )
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for port in wanted:
-            probe = stack.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise ServerError(
-                        f"cannot listen on {address}:{port}: {error.strerror}"
-                    ) from None
-                raise _PortTaken(port) from None
-            ports.append(probe.getsockname()[1])
-        return ports
