@@ -186,7 +186,6 @@ def _launch(
         BLOCK_SIZE=block_size,
         BLOCK_T=config.block_t,
         CHUNK=plan.chunk,
-        COMBINE=config.num_warps,
         WINDOW=plan.window,
         ROTARY_DIM=2 * cos.shape[-1] if cos is not None else 0,
         FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,

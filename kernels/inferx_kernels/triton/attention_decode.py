@@ -23,6 +23,7 @@ from inferx_kernels.triton.device import (
 from inferx_kernels.triton.rope import rotated
 
 ITEM_WORDS = tl.constexpr(8)  # int32 words an item takes, of which five are used
+COMBINE = tl.constexpr(4)  # chunks combined at a time
 
 
 @triton.jit
@@ -114,7 +115,6 @@ def decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,  # keys a tile
     CHUNK: tl.constexpr,
-    COMBINE: tl.constexpr,  # chunks combined at a time
     WINDOW: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     FP8_PAGES: tl.constexpr,
@@ -286,25 +286,32 @@ def decode_attention_kernel(
             counter_ptr = arrivals_ptr + row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_chunks - 1:
                 tl.store(counter_ptr, 0)
-                others = tl.arange(0, COMBINE)
                 top = tl.full([BLOCK_G], -1e30, tl.float32)
                 total = tl.zeros([BLOCK_G], tl.float32)
                 result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
                 for first in range(0, num_chunks, COMBINE):
-                    ok = (first + others < num_chunks)[:, None] & in_group[None, :]
-                    at = (first_item + first + others)[:, None] * NUM_HEADS + heads[None, :]
-                    tops = tl.load(part_top_ptr + at, mask=ok, other=-1e30)
-                    totals = tl.load(part_total_ptr + at, mask=ok, other=0.0)
-                    parts = tl.load(
-                        part_ptr + at[:, :, None] * HEAD_DIM + features[None, None, :],
-                        mask=ok[:, :, None] & in_head[None, None, :],
-                        other=0.0,
-                    )
-                    new_top = tl.maximum(top, tl.max(tops, 0))
+                    # All of a round's loads are under way before the first is used.
+                    parts = ()
+                    tops = ()
+                    totals = ()
+                    new_top = top
+                    for other in tl.static_range(COMBINE):
+                        ok = in_group & (first + other < num_chunks)
+                        at = (first_item + first + other) * NUM_HEADS + heads
+                        tops = tops + (tl.load(part_top_ptr + at, mask=ok, other=-1e30),)
+                        totals = totals + (tl.load(part_total_ptr + at, mask=ok, other=0.0),)
+                        at = at[:, None] * HEAD_DIM + features[None, :]
+                        ok = ok[:, None] & in_head[None, :]
+                        parts = parts + (tl.load(part_ptr + at, mask=ok, other=0.0),)
+                    for other in tl.static_range(COMBINE):
+                        new_top = tl.maximum(new_top, tops[other])
                     kept = tl.exp2(top - new_top)
-                    added = tl.exp2(tops - new_top[None, :])
-                    total = total * kept + tl.sum(totals * added, 0)
-                    result = result * kept[:, None] + tl.sum(parts * added[:, :, None], 0)
+                    total *= kept
+                    result *= kept[:, None]
+                    for other in tl.static_range(COMBINE):
+                        added = tl.exp2(tops[other] - new_top)
+                        total += totals[other] * added
+                        result += parts[other] * added[:, None]
                     top = new_top
                 total = tl.where(in_group, total, 1.0)
                 out = (result / total[:, None]).to(out_ptr.dtype.element_ty)
