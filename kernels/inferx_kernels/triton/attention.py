@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.attention_decode import (
     ITEM_WORDS,
     decode_attention_kernel,
@@ -15,6 +16,12 @@ from inferx_kernels.triton.attention_decode import (
 )
 from inferx_kernels.triton.attention_prefill import prefill_attention_kernel
 from inferx_kernels.triton.device import num_multiprocessors, use_pdl
+from inferx_kernels.triton.tuning import (
+    DecodeConfig,
+    PrefillConfig,
+    decode_config,
+    prefill_config,
+)
 from inferx_kernels.triton.workspace import workspace
 
 
@@ -25,17 +32,6 @@ class DecodePlan(NamedTuple):
     num_items: Tensor  # [1] int32
     chunk: int  # tokens
     window: int  # tokens; 0: none
-
-
-class DecodeConfig(NamedTuple):
-    """How the decode kernel is launched."""
-
-    block_t: int = 64  # keys a tile
-    num_warps: int = 4
-    num_stages: int = 3
-    programs_per_multiprocessor: int = 3
-    prefetch: bool = False
-    maxnreg: int | None = None  # registers a thread, so that these programs fit side by side
 
 
 def allocate_decode_plan(
@@ -77,7 +73,7 @@ def decode_attention(
     block_table: Tensor,
     plan: DecodePlan,
     scale: float,
-    config: DecodeConfig = DecodeConfig(),
+    config: DecodeConfig | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v of one token a row over its sequence's pages.
 
@@ -92,8 +88,7 @@ def decode_attention(
 
 def fused_decode_attention(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: Rotation,
     k_pages: Tensor,
     v_pages: Tensor,
     block_table: Tensor,
@@ -102,13 +97,12 @@ def fused_decode_attention(
     *,
     norm_weight: Tensor | None = None,
     eps: float = 1e-6,
-    config: DecodeConfig = DecodeConfig(),
+    config: DecodeConfig | None = None,
 ) -> Tensor:
     """`decode_attention` of the rows' projections: norms and rotates q and k, and writes k and v.
 
-    qkv: [num_rows, num_heads + 2 * num_kv_heads, head_dim]; cos, sin: [num_rows, rotary_dim / 2]
-    float32; norm_weight: [num_heads + num_kv_heads, head_dim]. Returns
-    [num_rows, num_heads, head_dim].
+    qkv: [num_rows, num_heads + 2 * num_kv_heads, head_dim]; norm_weight:
+    [num_heads + num_kv_heads, head_dim]. Returns [num_rows, num_heads, head_dim].
     """
     num_heads = qkv.shape[1] - 2 * k_pages.shape[2]
     out = torch.empty(qkv.shape[0], num_heads, qkv.shape[2], dtype=qkv.dtype, device=qkv.device)
@@ -122,8 +116,7 @@ def fused_decode_attention(
         scale,
         out,
         config,
-        cos=cos,
-        sin=sin,
+        rotation=rotation,
         norm_weight=norm_weight,
         eps=eps,
     )
@@ -139,15 +132,15 @@ def _launch(
     plan: DecodePlan,
     scale: float,
     out: Tensor,
-    config: DecodeConfig,
+    config: DecodeConfig | None,
     *,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
+    rotation: Rotation | None = None,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
     num_rows, _, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_pages.shape
+    config = config or decode_config(head_dim, k_pages.element_size())
     group = num_heads // num_kv_heads
     max_items = plan.items.shape[0]
     outputs = max_items * num_heads
@@ -155,7 +148,7 @@ def _launch(
     tops_at, totals_at = outputs * head_dim, outputs * (head_dim + 1)
     programs = min(
         max_items * num_kv_heads,
-        config.programs_per_multiprocessor * num_multiprocessors(q.device),
+        config.programs * num_multiprocessors(q.device),
     )
     pdl = use_pdl(q)
     options = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}
@@ -172,8 +165,8 @@ def _launch(
         scratch.parts[totals_at:],
         scratch.counters,
         norm_weight,
-        cos,
-        sin,
+        rotation.cos if rotation else None,
+        rotation.sin if rotation else None,
         q.stride(0),
         block_table.stride(0),
         scale,
@@ -187,9 +180,9 @@ def _launch(
         BLOCK_T=config.block_t,
         CHUNK=plan.chunk,
         WINDOW=plan.window,
-        ROTARY_DIM=2 * cos.shape[-1] if cos is not None else 0,
+        ROTARY_DIM=rotation.cos.shape[-1] if rotation else 0,
         FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
-        FUSED=cos is not None,
+        FUSED=rotation is not None,
         NORM=norm_weight is not None,
         STAGES=config.num_stages,
         PREFETCH=config.prefetch and pdl,
@@ -200,16 +193,6 @@ def _launch(
         launch_pdl=pdl,
         **options,
     )
-
-
-class PrefillConfig(NamedTuple):
-    """How the prefill kernel is launched."""
-
-    block_m: int = 128
-    block_n: int = 64
-    num_warps: int = 8
-    num_stages: int = 3
-    maxnreg: int | None = None
 
 
 def prefill_attention(
@@ -223,7 +206,7 @@ def prefill_attention(
     *,
     out: Tensor | None = None,
     sliding_window: int | None = None,
-    config: PrefillConfig = PrefillConfig(),
+    config: PrefillConfig | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v of rows of any number of tokens, causal, over their pages.
 
@@ -234,6 +217,7 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_pages.shape
     num_rows = seq_lens.shape[0]
+    config = config or prefill_config(head_dim, k_pages.element_size())
     group = num_heads // num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     options = {} if config.maxnreg is None else {"maxnreg": config.maxnreg}

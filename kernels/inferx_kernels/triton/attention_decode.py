@@ -102,7 +102,7 @@ def decode_attention_kernel(
     arrivals_ptr,  # [num_rows * num_kv_heads] int32 zeros, and zeros again afterwards
     norm_ptr,  # [num_heads + num_kv_heads, head_dim], where NORM
     cos_ptr,
-    sin_ptr,  # [num_rows, ROTARY_DIM / 2] fp32, where FUSED
+    sin_ptr,  # [num_rows, ROTARY_DIM] fp32, where FUSED
     q_row_stride,
     block_table_stride,
     scale,
@@ -173,8 +173,8 @@ def decode_attention_kernel(
             prefetch_l2(v_pages_ptr + at, HEAD_BYTES)
         wait_previous(PDL)
         if FUSED:
-            cos_row = cos_ptr + row * (ROTARY_DIM // 2)
-            sin_row = sin_ptr + row * (ROTARY_DIM // 2)
+            cos_row = cos_ptr + row * ROTARY_DIM
+            sin_row = sin_ptr + row * ROTARY_DIM
             _, q = rotated(
                 heads_ptr,
                 norm_ptr + heads[:, None] * HEAD_DIM if NORM else norm_ptr,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
@@ -11,24 +9,14 @@ from torch import Tensor
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.gemv import gemv_kernel
 from inferx_kernels.triton.skinny import skinny_kernel
+from inferx_kernels.triton.tuning import LinearConfig, gemv_config, skinny_config
 from inferx_kernels.triton.workspace import workspace
-
-
-class LinearConfig(NamedTuple):
-    """How a decode linear is launched. block_n, block_k in elements."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int = 1
-    split_k: int = 1
 
 
 def gemv(
     x: Tensor,
     weight: Tensor,
     *,
-    config: LinearConfig,
     weight_scale: Tensor | None = None,
     bias: Tensor | None = None,
     norm_weight: Tensor | None = None,
@@ -36,6 +24,7 @@ def gemv(
     residual: Tensor | None = None,
     silu_mul: bool = False,
     out_dtype: torch.dtype | None = None,
+    config: LinearConfig | None = None,
 ) -> Tensor:
     """rms_norm(x) @ weight^T, then bias, SiLU and multiply, and residual, as given, for few tokens.
 
@@ -45,6 +34,7 @@ def gemv(
     """
     num_tokens, width = x.shape
     features = weight.shape[0]
+    config = config or gemv_config(features, width, weight.element_size())
     y = _result(x, features, silu_mul, out_dtype or x.dtype)
     pdl = use_pdl(x)
     gemv_kernel[(triton.cdiv(features, config.block_n),)](
@@ -78,13 +68,13 @@ def skinny_linear(
     x: Tensor,
     weight: Tensor,
     *,
-    config: LinearConfig,
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     silu_mul: bool = False,
     out_dtype: torch.dtype = torch.bfloat16,
+    config: LinearConfig | None = None,
 ) -> Tensor:
     """x @ weight^T, then bias, SiLU and multiply, and residual, as given, for up to 64 tokens.
 
@@ -93,6 +83,7 @@ def skinny_linear(
     """
     num_tokens, width = x.shape
     features = weight.shape[0]
+    config = config or skinny_config(num_tokens, features, width, weight.element_size())
     y = _result(x, features, silu_mul, out_dtype)
     block_m = max(16, triton.next_power_of_2(num_tokens))
     tiles = triton.cdiv(features, config.block_n)

@@ -13,7 +13,7 @@ def rotated(
     x_ptrs,  # [heads, 1]: where heads begin
     norm_ptrs,  # [heads, 1]: where their norm weights begin, where NORM
     cos_ptr,
-    sin_ptr,  # a token's, [ROTARY_DIM / 2] fp32
+    sin_ptr,  # a token's, [ROTARY_DIM] fp32, of inferx_kernels.rope.Rotation
     late,  # [heads, 1] pointers to scales of the heads' features, where LATE
     x_scale,
     features,
@@ -41,11 +41,8 @@ def rotated(
         scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         x *= scale * tl.load(norm_ptrs + features[None, :], mask=mask, other=0.0).to(tl.float32)
         y *= scale * tl.load(norm_ptrs + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    rotates = features < ROTARY_DIM
-    angle = features % HALF
-    cos = tl.load(cos_ptr + angle, mask=rotates, other=1.0)
-    sin = tl.load(sin_ptr + angle, mask=rotates, other=0.0)
-    sin = tl.where(features < HALF, -sin, sin)
+    cos = tl.load(cos_ptr + features, mask=features < ROTARY_DIM, other=1.0)
+    sin = tl.load(sin_ptr + features, mask=features < ROTARY_DIM, other=0.0)
     return raw, x * cos[None, :] + y * sin[None, :]
 
 
@@ -56,7 +53,7 @@ def rope_write_kernel(
     w_scale_ptr,  # [(num_heads + 2 * num_kv_heads) * head_dim] fp32, where LATE
     norm_ptr,  # [num_heads + num_kv_heads, head_dim], where NORM
     cos_ptr,
-    sin_ptr,  # [num_tokens, ROTARY_DIM / 2] fp32
+    sin_ptr,  # [num_tokens, ROTARY_DIM] fp32
     slot_mapping_ptr,  # [num_tokens] int64; negative: nowhere
     q_ptr,  # [num_tokens, num_heads, head_dim]
     k_pages_ptr,
@@ -89,8 +86,8 @@ def rope_write_kernel(
     raw, x = rotated(
         qkv_ptr + token * qkv_stride + at,
         norm_ptr + normed if NORM else norm_ptr,
-        cos_ptr + token * (ROTARY_DIM // 2),
-        sin_ptr + token * (ROTARY_DIM // 2),
+        cos_ptr + token * ROTARY_DIM,
+        sin_ptr + token * ROTARY_DIM,
         w_scale_ptr + at if LATE else w_scale_ptr,
         x_scale,
         features,

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.rope import rope_write_kernel
 from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel
@@ -106,8 +107,7 @@ def silu_mul_rows(
 
 def rope_write(
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: Rotation,
     k_pages: Tensor,
     v_pages: Tensor,
     slot_mapping: Tensor,
@@ -118,9 +118,9 @@ def rope_write(
 ) -> Tensor:
     """Norms and rotates q and k, writes k and v to their pages, and returns q.
 
-    qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], any stride over tokens; cos, sin:
-    [num_tokens, rotary_dim / 2] float32; slot_mapping: [num_tokens] int64, negative: nowhere;
-    norm_weight: [num_heads + num_kv_heads, head_dim]. Returns [num_tokens, num_heads, head_dim].
+    qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], any stride over tokens;
+    slot_mapping: [num_tokens] int64, negative: nowhere; norm_weight:
+    [num_heads + num_kv_heads, head_dim]. Returns [num_tokens, num_heads, head_dim].
     """
     num_tokens, all_heads, head_dim = qkv.shape
     num_kv_heads = k_pages.shape[2]
@@ -133,8 +133,8 @@ def rope_write(
         late.x if late else None,
         late.weight if late else None,
         norm_weight,
-        cos,
-        sin,
+        rotation.cos,
+        rotation.sin,
         slot_mapping,
         q,
         k_pages,
@@ -146,7 +146,7 @@ def rope_write(
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_H=block_h,
-        ROTARY_DIM=2 * cos.shape[-1],
+        ROTARY_DIM=rotation.cos.shape[-1],
         NORM=norm_weight is not None,
         LATE=late is not None,
         FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
