@@ -21,6 +21,17 @@ class KVSize(NamedTuple):
     max_model_len: int
 
 
+def check_max_model_len(config: EngineConfig, source: ModelSource, model: ModelConfig) -> None:
+    """Raises ModelLoadError where the setting goes beyond the model."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise load_error(
+            source,
+            f"the setting max_model_len is {config.max_model_len} and the model takes at most "
+            f"{limit} tokens",
+        )
+
+
 def pick_device(config: EngineConfig) -> torch.device:
     """Raises ModelLoadError where the setting asks for a GPU that torch does not see."""
     has_gpu = torch.cuda.is_available()
@@ -72,13 +83,6 @@ def size_kv_cache(
 
     Raises ModelLoadError where that is less than one page, or than the max_model_len asked for.
     """
-    limit = model.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise load_error(
-            source,
-            f"the setting max_model_len is {config.max_model_len} and the model takes at most "
-            f"{limit} tokens",
-        )
     a_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
     block_bytes = a_token * config.block_size
     free = available_memory(device)
@@ -92,6 +96,7 @@ def size_kv_cache(
         )
     num_blocks = wanted // block_bytes
     capacity = num_blocks * config.block_size
+    max_model_len = config.max_model_len or model.max_position_embeddings
     needed = config.max_model_len or config.block_size
     if capacity < needed:
         raise load_error(
@@ -100,7 +105,7 @@ def size_kv_cache(
             "tokens needs more: lower max_model_len, or raise kv_cache_memory_bytes or "
             "num_gpu_blocks_override",
         )
-    return KVSize(num_blocks, block_bytes, min(config.max_model_len or limit, capacity))
+    return KVSize(num_blocks, block_bytes, min(max_model_len, capacity))
 
 
 def _kv_cache_bytes(
@@ -111,6 +116,7 @@ def _kv_cache_bytes(
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if device.type == "cpu":
-        return min(free // 2, max(_CPU_KV_BYTES, weight_bytes // 2))
+        longest = -(-(config.max_model_len or 0) // config.block_size) * block_bytes
+        return min(free // 2, max(_CPU_KV_BYTES, weight_bytes // 2, longest))
     total = torch.cuda.get_device_properties(device).total_memory
     return max(0, int(free - (1 - config.gpu_memory_utilization) * total))

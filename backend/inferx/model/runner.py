@@ -18,7 +18,7 @@ from inferx.engine.plan import Plan, StepResult, TokenLogprobs
 from inferx.model.batch import KVCache
 from inferx.model.footprint import weight_bytes
 from inferx.model.input_batch import InputBatch, SamplingRows
-from inferx.model.placement import pick_device, pick_dtype, size_kv_cache
+from inferx.model.placement import check_max_model_len, pick_device, pick_dtype, size_kv_cache
 from inferx.model.registry import load_config, load_model
 from inferx.model.sampler import Sampler
 from inferx.source import ModelSource
@@ -38,6 +38,7 @@ class ModelRunner:
         self._seconds: dict[str, float] = {}
         with self._timed("config"):
             model_config = load_config(source)
+            check_max_model_len(config, source, model_config)
             device = pick_device(config)
             dtype = pick_dtype(config, model_config, device)
         with self._timed("weights"):
@@ -55,8 +56,9 @@ class ModelRunner:
             )
             heads = model_config.num_kv_heads, model_config.head_dim
             shape = (size.num_blocks, config.block_size, *heads)
+            # Uninitialized: on a CPU pages take no memory until they are first used
             self._kv = [
-                KVCache(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+                KVCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
                 for _ in range(model_config.num_layers)
             ]
             self._batch = InputBatch(
