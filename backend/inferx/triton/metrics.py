@@ -22,6 +22,8 @@ from inferx.triton.stats import ChannelStats, Histogram
 logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0  # seconds
+# Between two values: a write keeps the interpreter for its round trip, in which no shard can send.
+PAUSE = 0.005  # seconds
 
 
 class Sample(NamedTuple):
@@ -98,7 +100,7 @@ def _histogram(name: str, histogram: Histogram) -> Iterator[Sample]:
 
 
 class MetricsWriter:
-    """Writes what `read` yields, about once a second and at the end."""
+    """Writes what `read` yields, about once a second."""
 
     def __init__(self, model: str, version: str, read: Callable[[], Iterator[Sample]]) -> None:
         self._labels = {"model": model, "version": version}
@@ -110,7 +112,8 @@ class MetricsWriter:
         self._metrics: dict[tuple[str, tuple[str, str] | None], Any] = {}
         self._written: dict[tuple[str, tuple[str, str] | None], float] = {}
         self._stop = threading.Event()
-        self._write()
+        for sample in read():
+            self._write(sample)
         self._thread = threading.Thread(target=self._run, name="inferx-metrics", daemon=True)
         self._thread.start()
 
@@ -127,21 +130,24 @@ class MetricsWriter:
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
             try:
-                self._write()
+                for sample in self._read():
+                    if self._write(sample) and self._stop.wait(PAUSE):
+                        return
             except Exception as error:
                 logger.error("writing metrics failed: %s", type(error).__name__)
 
-    def _write(self) -> None:
-        for family, value, label in self._read():
-            key = (family, label)
-            if key not in self._metrics:
-                labels = {**self._labels, **dict([label] if label else [])}
-                self._metrics[key] = self._families[family].Metric(labels=labels)
-            before = self._written.get(key, 0.0)
-            if value == before:
-                continue
-            if family in _GAUGES:
-                self._metrics[key].set(float(value))
-            else:
-                self._metrics[key].increment(float(value - before))
-            self._written[key] = value
+    def _write(self, sample: Sample) -> bool:
+        """Whether there was something to write."""
+        key = (sample.family, sample.label)
+        if key not in self._metrics:
+            labels = {**self._labels, **dict([sample.label] if sample.label else [])}
+            self._metrics[key] = self._families[sample.family].Metric(labels=labels)
+        before = self._written.get(key, 0.0)
+        if sample.value == before:
+            return False
+        if sample.family in _GAUGES:
+            self._metrics[key].set(float(sample.value))
+        else:
+            self._metrics[key].increment(float(sample.value - before))
+        self._written[key] = sample.value
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -70,10 +71,14 @@ class Service:
         engine = EngineClient(config)
         try:
             engine.start()
-            return cls(instance, config, engine, tokenizer)
+            service = cls(instance, config, engine, tokenizer)
         except BaseException:
             engine.close(JOIN_TIMEOUT)
             raise
+        # What loading made stays: a full collection would walk it all, and every stream would wait.
+        gc.collect()
+        gc.freeze()
+        return service
 
     @property
     def is_ready(self) -> bool:

@@ -1,0 +1,250 @@
+"""What clients get of the engine's outputs: every token once, in order, and one final response."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from inferx.engine.messages import RequestOutput
+from inferx.engine.plan import TokenLogprobs
+from inferx.engine.sampling import SamplingParams
+from inferx.errors import Cancelled
+from inferx.text.stream import TextStream
+from inferx.triton.outbox import Outbox
+from inferx.triton.protocol import GenerateRequest, ReturnFlags
+from inferx.triton.responder import Responder
+from tokenizing import smollm2, untimed
+from triton_double import InferenceResponse, Request, Sender
+
+TEXT_ONLY = ReturnFlags()
+TEXT = " The cat sat on the mat, 今天天气如何？ and ended."
+
+
+class Channel:
+    """A responder, what it asked the engine to abort, and the end of each request."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.aborted: list[int] = []
+        self.closed: list[Outbox] = []
+        self._ended = threading.Semaphore(0)
+        self.responder = Responder(shards, self.aborted.extend, self._on_closed)
+
+    def _on_closed(self, outbox: Outbox) -> None:
+        self.closed.append(outbox)
+        self._ended.release()
+
+    def open(
+        self,
+        request: Request,
+        *,
+        stream: bool = True,
+        n: int = 1,
+        prompt: str = "",
+        returns: ReturnFlags = TEXT_ONLY,
+        before_open: Callable[[Outbox], None] = lambda outbox: None,
+        **sampling: object,
+    ) -> Outbox:
+        params = SamplingParams.parse(sampling)
+        outbox = self.responder.outbox(request)
+        generate = GenerateRequest("x", None, stream, not prompt, returns, True, None, params)
+        outbox.prepare(generate, [TextStream(smollm2(), params) for _ in range(n)], 3, prompt)
+        before_open(outbox)
+        outbox.open(list(range(1, n + 1)))
+        return outbox
+
+    def wait(self, requests: int = 1) -> None:
+        for _ in range(requests):
+            assert self._ended.acquire(timeout=10)
+        assert self.responder.close(10)
+
+
+def outputs(
+    text: str = TEXT, *, uid: int = 1, sizes: Sequence[int] = (), reason: str = "length"
+) -> list[RequestOutput]:
+    """A text's tokens in outputs of the given sizes, then one by one; the last one ends."""
+    ids = smollm2().encode(text, add_special_tokens=False)
+    pieces = []
+    for size in [*sizes, *[1] * len(ids)]:
+        pieces.append(ids[:size])
+        ids = ids[size:]
+        if not ids:
+            break
+    ends = [None] * (len(pieces) - 1) + [reason]
+    return [RequestOutput(uid, piece, end) for piece, end in zip(pieces, ends, strict=True)]
+
+
+def joined(request: Request) -> str:
+    return "".join(text for (text,) in request.sender.texts())
+
+
+@untimed
+@given(st.lists(st.integers(1, 5), max_size=20), st.integers(0, 30))
+def test_a_stream_joined_is_the_text_however_outputs_meet_the_shard(
+    sizes: list[int], early: int
+) -> None:
+    request, channel = Request(), Channel()
+    parts = outputs(sizes=sizes)
+    outbox = channel.open(
+        request, before_open=lambda box: [box.put(output) for output in parts[:early]] and None
+    )
+    for output in parts[early:]:
+        outbox.put(output)
+    channel.wait()
+    assert joined(request) == TEXT
+    assert request.sender.closed
+    assert channel.aborted == []
+
+
+def test_outputs_that_wait_together_are_one_response() -> None:
+    request, channel = Request(), Channel()
+    parts = outputs()
+    channel.open(request, before_open=lambda box: [box.put(o) for o in parts] and None)
+    channel.wait()
+    assert request.sender.texts() == [[TEXT]]
+
+
+def test_without_a_stream_there_is_one_response_at_the_end() -> None:
+    request, channel = Request(), Channel()
+    outbox = channel.open(request, stream=False, prompt="Once")
+    for output in outputs():
+        outbox.put(output)
+    channel.wait()
+    assert request.sender.texts() == [["Once" + TEXT]]
+
+
+def test_a_stop_string_cuts_the_text_and_ends_the_sequence_in_the_engine() -> None:
+    for stream in (True, False):
+        request, channel = Request(), Channel()
+        outbox = channel.open(request, stream=stream, stop=["on the mat"])
+        for output in outputs()[:12]:
+            outbox.put(output)
+        channel.wait()
+        assert joined(request) == " The cat sat "
+        assert channel.aborted == [1]
+
+
+def test_choices_have_an_element_each_and_end_apart() -> None:
+    request, channel = Request(), Channel()
+    outbox = channel.open(request, n=2, returns=ReturnFlags(True, False, False, True, True))
+    for output in [*outputs(" one two", uid=2), *outputs(" three", uid=1, reason="stop")]:
+        outbox.put(output)
+    channel.wait()
+    texts = request.sender.texts()
+    assert ["".join(column) for column in zip(*texts, strict=True)] == [" three", " one two"]
+    assert all("" in pair for pair in texts)  # a response has news of one choice
+    sent = request.sender.sent
+    reasons = {tuple(response.outputs["finish_reason"].tolist()) for response in sent}
+    assert reasons == {(b"None", b"None"), (b"None", b"length"), (b"stop", b"None")} - (
+        set() if len(sent) > 2 else {(b"None", b"None")}
+    )
+    counts = [response.outputs["num_output_tokens"].tolist() for response in sent]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [1, 2]
+    assert {response.outputs["num_input_tokens"].item() for response in sent} == {3}
+
+
+def test_choices_without_a_stream_come_in_their_order() -> None:
+    request, channel = Request(), Channel()
+    outbox = channel.open(request, stream=False, n=3, prompt="> ")
+    for uid, text in ((3, " c"), (1, " a"), (2, " b")):
+        for output in outputs(text, uid=uid):
+            outbox.put(output)
+    channel.wait()
+    assert request.sender.texts() == [[">  a", ">  b", ">  c"]]
+
+
+def test_logprobs_have_an_entry_a_token_in_the_response_that_counts_it() -> None:
+    request, channel = Request(), Channel()
+    returns = ReturnFlags(cumulative_logprob=True, logprobs=True, num_output_tokens=True)
+    outbox = channel.open(request, returns=returns, logprobs=0)
+    for output in outputs(" one two three"):
+        found = [TokenLogprobs(-0.5, 1, [], [])] * len(output.token_ids)
+        outbox.put(RequestOutput(1, output.token_ids, output.finish_reason, logprobs=found))
+    channel.wait()
+    for sent in request.sender.sent:
+        (entries,) = sent.outputs["logprobs"]
+        assert [len(json.loads(entries))] == sent.outputs["num_output_tokens"].tolist()
+    assert request.sender.sent[-1].outputs["cumulative_logprob"].tolist() == [-1.5]
+
+
+def test_an_error_comes_after_the_text_before_it_and_frees_every_choice() -> None:
+    request, channel = Request(), Channel()
+    outbox = channel.open(request, n=2)
+    first, second = outputs(" one two")
+    outbox.put(first)
+    outbox.fail(Cancelled("the client cancelled the request"))
+    outbox.put(second)
+    channel.wait()
+    assert request.sender.texts() == [[" one", ""]]
+    assert request.sender.error == ("CANCELLED", "the client cancelled the request")
+    assert sorted(channel.aborted) == [1, 2]
+
+
+def test_without_a_stream_an_error_is_the_only_response() -> None:
+    request, channel = Request(), Channel()
+    outbox = channel.open(request, stream=False)
+    outbox.put(outputs()[0])
+    outbox.put(RequestOutput(1, [], error=("UNAVAILABLE", "the engine ended")))
+    channel.wait()
+    assert request.sender.texts() == []
+    assert request.sender.error == ("UNAVAILABLE", "the engine ended")
+
+
+def test_an_internal_error_has_an_id_that_the_log_has_too(caplog) -> None:
+    request, channel = Request(request_id="a\nb"), Channel()
+    outbox = channel.open(request)
+    outbox.put(RequestOutput(1, [], error=("INTERNAL", "a step failed")))
+    channel.wait()
+    status, message = request.sender.error
+    assert status == "INTERNAL"
+    error_id = re.fullmatch(r"a step failed \(error (\w+), see the server's log\)", message).group(
+        1
+    )
+    (record,) = caplog.records
+    assert record.getMessage() == f"error {error_id}, request 'a\\\\nb': a step failed"
+
+
+class BrokenSender(Sender):
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        if response.error is None:
+            raise RuntimeError("shared memory is full")
+        super().send(response, flags)
+
+
+def test_a_send_that_fails_ends_that_request_alone() -> None:
+    broken, sound, channel = Request(), Request(), Channel(shards=1)
+    broken.sender = BrokenSender()
+    channel.open(broken).put(outputs()[0])
+    outbox = channel.open(sound)
+    for output in outputs():
+        outbox.put(output)
+    channel.wait(2)
+    assert broken.sender.error[0] == "INTERNAL"
+    assert "shared memory" not in broken.sender.error[1]
+    assert joined(sound) == TEXT
+
+
+def test_every_end_is_counted_once_by_its_outcome() -> None:
+    channel = Channel()
+    for index in range(6):
+        outbox = channel.open(Request())
+        if index % 3 == 0:
+            outbox.fail(Cancelled("gone"))
+        for output in outputs():
+            outbox.put(output)
+    channel.wait(6)
+    stats = channel.responder.stats()
+    assert stats.outcomes == {
+        "success": 4,
+        "invalid": 0,
+        "unavailable": 0,
+        "cancelled": 2,
+        "internal": 0,
+    }
+    assert stats.output_tokens == 4 * len(smollm2().encode(TEXT, add_special_tokens=False))
+    assert stats.prompt_tokens == 4 * 3
+    assert sum(stats.e2e.counts) == 6
+    assert sum(stats.ttft.counts) == 4
