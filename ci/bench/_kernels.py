@@ -1,0 +1,431 @@
+"""The kernels' benchmark cases: Llama-3-8B's shapes, random data, and what a library does there.
+
+A case builds its data and returns what to time. Weights and pages rotate among copies that
+together exceed the L2 cache, as they do from layer to layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from inferx_kernels.rope import Rotation
+from inferx_kernels.triton.attention import (
+    allocate_decode_plan,
+    decode_attention,
+    fused_decode_attention,
+    plan_decode,
+    prefill_attention,
+)
+from inferx_kernels.triton.linear import gemv, skinny_linear
+from inferx_kernels.triton.rows import (
+    LateScales,
+    Quantized,
+    norm_rows,
+    rope_write,
+    silu_mul_rows,
+)
+from inferx_kernels.triton.sampling import sample
+from inferx_kernels.triton.tuning import decode_chunk
+from inferx_kernels.triton.widen import plan_widen, widen_pages
+from torch import Tensor
+
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, VOCAB, LAYERS = 32, 8, 128, 4096, 14336, 128_256, 32
+LINEARS = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+    "gate_up": (2 * FFN, HIDDEN),
+    "down": (HIDDEN, FFN),
+}
+BLOCK_SIZE = 64
+SCALE = HEAD_DIM**-0.5
+EPS = 1e-5
+E4M3 = torch.float8_e4m3fn
+BF16 = torch.bfloat16
+L2_BYTES = 150e6  # copies of data together, so that none is found in the cache
+
+
+class Timed(NamedTuple):
+    """What a case times: a call does `repeats` runs, each of so many bytes and operations."""
+
+    run: Callable[[], Any]
+    repeats: int = 1
+    bytes: float = 0
+    flops: float = 0
+    error: float | None = None  # relative, against float32 or float64
+    library: Callable[[], Any] | None = None
+    floor_ms: float | None = None  # a step's weights and pages over the copy bandwidth
+
+
+class Case(NamedTuple):
+    group: str
+    name: str
+    build: Callable[[bool], Timed]  # True: only to compile, as small as compiles the same
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=BF16)
+
+
+def relative(got: Tensor, expected: Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+def make_weight(features: int, width: int, fp8: bool) -> tuple[Tensor, Tensor | None]:
+    weight = randn(features, width) * 0.02
+    if not fp8:
+        return weight, None
+    scale = weight.abs().amax(1).float() / 448
+    return (weight / scale.unsqueeze(1)).to(E4M3), scale
+
+
+def own_linear(
+    name: str,
+    x: Tensor | Quantized,
+    weight: tuple[Tensor, Tensor | None],
+    gain: Tensor,
+    residual: Tensor | None,
+) -> Tensor:
+    fused = {"residual": residual, "silu_mul": name == "gate_up"}
+    if isinstance(x, Quantized):
+        return skinny_linear(x.x, weight[0], x_scale=x.scale, weight_scale=weight[1], **fused)
+    if len(x) > 1:
+        return skinny_linear(x, weight[0], **fused)
+    norm = gain if name in ("qkv", "gate_up") else None
+    return gemv(x, weight[0], weight_scale=weight[1], norm_weight=norm, eps=EPS, **fused)
+
+
+def library_linear(x: Tensor | Quantized, weight: Tensor) -> Tensor:
+    if not isinstance(x, Quantized):
+        return torch.mm(x, weight.T)
+    one = torch.ones((), device="cuda")
+    return torch._scaled_mm(x.x, weight.T, scale_a=one, scale_b=one, out_dtype=BF16)
+
+
+def linear_case(name: str, fp8: bool, tokens: int, warm: bool) -> Timed:
+    features, width = LINEARS[name]
+    size = features * width * (1 if fp8 else 2)
+    copies = 1 if warm else max(3, int(L2_BYTES // size))
+    weights = [make_weight(features, width, fp8) for _ in range(copies)]
+    x, gain = randn(tokens, width), torch.rand(width, device="cuda", dtype=BF16) + 0.5
+    residual = randn(tokens, features) if name in ("o", "down") else None
+    given = norm_rows(x, None, 0.0, quantize=True) if fp8 else x
+    taken = x if tokens == 1 else given
+    values = taken.x * taken.scale.unsqueeze(1) if isinstance(taken, Quantized) else taken
+    wanted = values.double()
+    if tokens == 1 and residual is None:
+        wanted = F.rms_norm(wanted, (width,), gain.double(), EPS)
+    wanted = wanted @ weights[0][0].double().T
+    wanted = wanted if weights[0][1] is None else wanted * weights[0][1].double()
+    if name == "gate_up":
+        wanted = F.silu(wanted[:, :FFN]) * wanted[:, FFN:]
+    wanted = wanted if residual is None else wanted + residual.double()
+
+    def run(linear: Callable[[tuple[Tensor, Tensor | None]], Tensor]) -> None:
+        for i in range(16):
+            linear(weights[i % copies])
+
+    def own(weight: tuple[Tensor, Tensor | None]) -> Tensor:
+        return own_linear(name, taken, weight, gain, residual)
+
+    return Timed(
+        functools.partial(run, own),
+        16,
+        size,
+        2 * tokens * features * width,
+        relative(own(weights[0]), wanted),
+        functools.partial(run, lambda weight: library_linear(given, weight[0])),
+    )
+
+
+def make_pages(lens: list[int], dtype: torch.dtype, copies: int) -> tuple[list[Any], Tensor]:
+    used = [-(-length // BLOCK_SIZE) for length in lens]
+    order = torch.randperm(sum(used)).int()
+    block_table = torch.zeros(len(lens), max(used), dtype=torch.int32)
+    for row, pages in enumerate(order.split(used)):
+        block_table[row, : used[row]] = pages
+    shape = (sum(used), BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    pages = [tuple(randn(*shape).to(dtype) for _ in range(2)) for _ in range(copies)]
+    return pages, block_table.cuda()
+
+
+def oracle(q: Tensor, pages: Any, block_table: Tensor, length: int) -> Tensor:
+    tokens = torch.arange(length, device="cuda")
+    slots = block_table[0, tokens // BLOCK_SIZE].long() * BLOCK_SIZE + tokens % BLOCK_SIZE
+    k, v = (
+        tensor.flatten(0, 1)[slots].float().transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0)
+        for tensor in pages
+    )
+    seen = tokens <= tokens[length - len(q) :].unsqueeze(1)
+    out = F.scaled_dot_product_attention(q.float().transpose(0, 1), k, v, seen, scale=SCALE)
+    return out.transpose(0, 1)
+
+
+def lengths(rows: int, context: int) -> list[int]:
+    """Negative context: ragged, from 64 to its amount."""
+    if context > 0:
+        return [context] * rows
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(64, -context, (rows,), generator=generator).tolist()
+
+
+def decode_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
+    lens = lengths(rows, context)
+    size = sum(lens) * KV_HEADS * HEAD_DIM * (2 if fp8 else 4)
+    copies = 1 if warm else max(2, min(12, int(L2_BYTES // size)))
+    pages, block_table = make_pages(lens, E4M3 if fp8 else BF16, copies)
+    plan = allocate_decode_plan(
+        rows,
+        sum(lens),
+        chunk=decode_chunk(rows, KV_HEADS),
+        window=None,
+        device=block_table.device,
+    )
+    plan_decode(plan, torch.tensor(lens, dtype=torch.int32, device="cuda"))
+    q = randn(rows, HEADS, HEAD_DIM)
+
+    def own(k: Tensor, v: Tensor) -> Tensor:
+        return decode_attention(q, k, v, block_table, plan, SCALE)
+
+    error = None
+    if not warm:
+        error = relative(own(*pages[0])[:1], oracle(q[:1], pages[0], block_table, lens[0]))
+    repeats = max(copies, 4)
+    return Timed(lambda: [own(*pages[i % copies]) for i in range(repeats)], repeats, size, 0, error)
+
+
+def prefill_case(rows: int, queries: int, context: int, kind: str, warm: bool) -> Timed:
+    length = queries + context
+    pages, block_table = make_pages([length] * rows, BF16 if kind == "bf16" else E4M3, 1)
+    seq_lens = torch.full((rows,), length, dtype=torch.int32, device="cuda")
+    starts = torch.arange(rows + 1, dtype=torch.int32, device="cuda") * queries
+    q = randn(rows * queries, HEADS, HEAD_DIM)
+    widening = plan_widen(seq_lens, num_tokens=rows * length, max_seq_len=length)
+
+    def own() -> Tensor:
+        k, v, table = *pages[0], block_table
+        if kind == "fp8 widened":
+            k, v, table = widen_pages(k, v, block_table, seq_lens, widening, BF16)
+        return prefill_attention(q, k, v, table, seq_lens, starts, SCALE)
+
+    error = None
+    if not warm:
+        last = slice(max(0, queries - 256), queries)
+        error = relative(own()[last], oracle(q[last], pages[0], block_table, length))
+    flops = 4 * HEADS * HEAD_DIM * rows * (queries * context + queries * (queries + 1) / 2)
+    library = None
+    if context == 0 and kind == "bf16":
+        dense = q.view(rows, queries, HEADS, HEAD_DIM).transpose(1, 2)
+        k, v = (randn(rows, KV_HEADS, queries, HEAD_DIM) for _ in range(2))
+
+        def library() -> Tensor:
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+                return F.scaled_dot_product_attention(dense, k, v, is_causal=True, enable_gqa=True)
+
+    return Timed(own, 1, 0, flops, error, library)
+
+
+def row_case(name: str, tokens: int, warm: bool) -> Timed:
+    x, residual, gain = randn(tokens, HIDDEN), randn(tokens, HIDDEN), randn(HIDDEN)
+    gate_up, qkv = randn(tokens, 2 * FFN), randn(tokens, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    late = LateScales(torch.rand(tokens, device="cuda"), torch.rand(2 * FFN, device="cuda"))
+    angles = torch.rand(tokens, 1, HEAD_DIM, device="cuda")
+    (k, v), _ = make_pages([tokens], E4M3, 1)[0][0], None
+    slots = torch.randperm(tokens, device="cuda")
+    run, width = {
+        "norm": (lambda: norm_rows(x, gain, EPS), 4 * HIDDEN),
+        "add, norm": (lambda: norm_rows(x, gain, EPS, residual=residual), 8 * HIDDEN),
+        "late scales, add, norm, quantize": (
+            lambda: norm_rows(x, gain, EPS, residual=residual, late=late, quantize=True),
+            7 * HIDDEN,
+        ),
+        "quantize": (lambda: norm_rows(x, None, 0.0, quantize=True), 3 * HIDDEN),
+        "silu mul": (lambda: silu_mul_rows(gate_up), 6 * FFN),
+        "late scales, silu mul, quantize": (
+            lambda: silu_mul_rows(gate_up, late=late, quantize=True),
+            5 * FFN,
+        ),
+        "late scales, rope, write e4m3": (
+            lambda: rope_write(qkv, Rotation(angles, angles), k, v, slots, late=late),
+            2 * qkv[0].numel() + 2 * HIDDEN + 2 * KV_HEADS * HEAD_DIM,
+        ),
+    }[name]
+    return Timed(lambda: [run() for _ in range(8)], 8, tokens * width)
+
+
+def sampling_case(name: str, rows: int, warm: bool) -> Timed:
+    logits = 3 * torch.randn(rows, VOCAB, device="cuda")
+    ones, zeros = torch.ones(rows, device="cuda"), torch.zeros(rows, device="cuda")
+    temperature, top_k, top_p, min_p = {
+        "greedy": (0, 0, 1, 0),
+        "temperature": (1, 0, 1, 0),
+        "top_k 50": (1, 50, 1, 0),
+        "top_p 0.9": (1, 0, 0.9, 0),
+        "top_k 50, top_p 0.9": (0.7, 50, 0.9, 0),
+        "min_p 0.05": (1, 0, 1, 0.05),
+    }[name]
+    seeds = torch.arange(rows, device="cuda")
+    settings = (ones * temperature, seeds * 0 + top_k, ones * top_p, zeros + min_p, seeds, seeds)
+    return Timed(
+        lambda: sample(logits, *settings), 1, logits.nbytes, 0, None, lambda: logits.argmax(-1)
+    )
+
+
+def step_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
+    """A decode step: 32 layers and the LM head (bf16 logits' products), without the sampler."""
+    layers = 1 if warm else LAYERS
+    weights = [
+        {name: make_weight(*shape, fp8) for name, shape in LINEARS.items()} for _ in range(layers)
+    ]
+    lm_head = randn(VOCAB, HIDDEN) * 0.02
+    lens = [context] * rows
+    copies = 1 if warm else min(layers, 8 if rows > 8 else layers)
+    pages, block_table = make_pages(lens, E4M3 if fp8 else BF16, copies)
+    plan = allocate_decode_plan(
+        rows,
+        max(8192, sum(lens)),
+        chunk=decode_chunk(rows, KV_HEADS),
+        window=None,
+        device=block_table.device,
+    )
+    seq_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
+    plan_decode(plan, seq_lens)
+    x, gain = randn(rows, HIDDEN), torch.rand(HIDDEN, device="cuda", dtype=BF16) + 0.5
+    angles = torch.rand(rows, 1, HEAD_DIM, device="cuda")
+    rotation = Rotation(angles, angles)
+    last = seq_lens.long() - 1
+    slots = block_table.gather(1, last.unsqueeze(1) // BLOCK_SIZE).squeeze(1).long() * BLOCK_SIZE
+    slots += last % BLOCK_SIZE
+
+    def normed(h: Tensor) -> Tensor | Quantized:
+        return h if rows == 1 else norm_rows(h, gain, EPS, quantize=fp8)
+
+    def narrow(h: Tensor) -> Tensor | Quantized:
+        return norm_rows(h, None, 0.0, quantize=True) if fp8 and rows > 1 else h
+
+    def own() -> Tensor:
+        h = x
+        for i, layer in enumerate(weights):
+            qkv = own_linear("qkv", normed(h), layer["qkv"], gain, None)
+            attended = fused_decode_attention(
+                qkv.view(rows, -1, HEAD_DIM), rotation, *pages[i % copies], block_table, plan, SCALE
+            )
+            h = own_linear("o", narrow(attended.flatten(1)), layer["o"], gain, h)
+            gated = own_linear("gate_up", normed(h), layer["gate_up"], gain, None)
+            h = own_linear("down", narrow(gated), layer["down"], gain, h)
+        if rows == 1:
+            return gemv(h, lm_head, norm_weight=gain, eps=EPS, out_dtype=torch.float32)
+        return torch.mm(norm_rows(h, gain, EPS), lm_head.T)
+
+    def library() -> Tensor:
+        residual = x.clone()
+        h = norm_rows(residual, gain, EPS, quantize=fp8)
+
+        def linear(name: str, i: int, h: Tensor | Quantized) -> tuple[Tensor, LateScales | None]:
+            weight, scale = weights[i][name]
+            y = library_linear(h, weight)
+            return y, LateScales(h.scale, scale) if isinstance(h, Quantized) else None
+
+        def quantized(h: Tensor) -> Tensor | Quantized:
+            return norm_rows(h, None, 0.0, quantize=True) if fp8 else h
+
+        for i in range(layers):
+            qkv, late = linear("qkv", i, h)
+            k, v = pages[i % copies]
+            q = rope_write(qkv.view(rows, -1, HEAD_DIM), rotation, k, v, slots, late=late)
+            attended = decode_attention(q, k, v, block_table, plan, SCALE).flatten(1)
+            o, late = linear("o", i, quantized(attended))
+            h = norm_rows(o, gain, EPS, residual=residual, late=late, quantize=fp8)
+            gate_up, late = linear("gate_up", i, h)
+            down, late = linear("down", i, silu_mul_rows(gate_up, late=late, quantize=fp8))
+            is_last = i == layers - 1
+            h = norm_rows(
+                down, gain, EPS, residual=residual, late=late, quantize=fp8 and not is_last
+            )
+        return torch.mm(h, lm_head.T)
+
+    size = sum(a * b for a, b in LINEARS.values()) * LAYERS * (1 if fp8 else 2)
+    size += 2 * VOCAB * HIDDEN + rows * context * KV_HEADS * HEAD_DIM * LAYERS * (2 if fp8 else 4)
+    return Timed(own, 1, size, 0, None, library)
+
+
+def big_linear_case(name: str, tokens: int, kind: str, warm: bool) -> Timed:
+    features, width = LINEARS[name]
+    weights = [make_weight(features, width, kind != "bf16") for _ in range(2)]
+    x = randn(tokens, width)
+    narrow = norm_rows(x, None, 0.0, quantize=True)
+
+    def run() -> None:
+        for weight, scale in weights:
+            if kind == "row-wise":
+                torch._scaled_mm(
+                    narrow.x,
+                    weight.T,
+                    scale_a=narrow.scale.unsqueeze(1),
+                    scale_b=scale.unsqueeze(0),
+                    out_dtype=BF16,
+                )
+            else:
+                library_linear(x if kind == "bf16" else narrow, weight)
+
+    return Timed(run, 2, 0, 2 * tokens * features * width)
+
+
+DECODES = [
+    (1, 272), (1, 2304), (1, 8192), (8, 16384), (32, 1152), (64, 2304), (64, -4096), (256, 1152),
+]  # fmt: skip
+PREFILLS = [(1, 2048, 0), (1, 8192, 0), (4, 2048, 0), (1, 1024, 8192), (16, 128, 1024)]
+ROW_OPERATIONS = [
+    "norm",
+    "add, norm",
+    "late scales, add, norm, quantize",
+    "quantize",
+    "silu mul",
+    "late scales, silu mul, quantize",
+    "late scales, rope, write e4m3",
+]
+SAMPLERS = ["greedy", "temperature", "top_k 50", "top_p 0.9", "top_k 50, top_p 0.9", "min_p 0.05"]
+
+
+def cases() -> Iterator[Case]:
+    def case(group: str, name: str, build: Callable[..., Timed], *arguments: Any) -> Case:
+        return Case(group, name, functools.partial(build, *arguments))
+
+    for fp8 in (False, True):
+        kind = "fp8" if fp8 else "bf16"
+        for rows, context in ((1, 272), (1, 2304), (8, 272), (32, 1152), (64, 640)):
+            yield case("step", f"{kind} {rows}x{context}", step_case, rows, context, fp8)
+    for fp8 in (False, True):
+        kind = "fp8" if fp8 else "bf16"
+        for rows, context in DECODES:
+            yield case("decode", f"{kind} {rows}x{context}", decode_case, rows, context, fp8)
+    for rows, queries, context in PREFILLS:
+        for kind in ("bf16", "fp8", "fp8 widened"):
+            name = f"{kind} {rows}x{queries}+{context}"
+            yield case("prefill", name, prefill_case, rows, queries, context, kind)
+    for fp8 in (False, True):
+        kind = "fp8" if fp8 else "bf16"
+        for name in LINEARS:
+            for tokens in (1, 8, 32, 64):
+                yield case("linear", f"{kind} {name} {tokens}", linear_case, name, fp8, tokens)
+    for name in SAMPLERS:
+        for rows in (1, 32, 256):
+            yield case("sampling", f"{name} {rows}", sampling_case, name, rows)
+    for name in ROW_OPERATIONS:
+        for tokens in (1, 32, 256, 2048, 8192):
+            yield case("rows", f"{name} {tokens}", row_case, name, tokens)
+    for tokens in (128, 256, 512, 2048, 8192):
+        for name in LINEARS:
+            for kind in ("bf16", "tensor-wise", "row-wise"):
+                label = f"{kind} {name} {tokens}"
+                yield case("library linear", label, big_linear_case, name, tokens, kind)
+
+
+def compile_share(share: int, shares: int) -> None:
+    """Runs every `shares`-th case once, so that its kernels lie in Triton's cache."""
+    for case in list(cases())[share::shares]:
+        case.build(True).run()
+    torch.cuda.synchronize()
