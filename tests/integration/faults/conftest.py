@@ -35,7 +35,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
             "max_num_batched_tokens": 16,
             "synthetic_step_time": 0.02,
         },
-        "mortal": {**SYNTHETIC, "max_num_seqs": 4, "max_queue_size": 4},
+        "mortal": {
+            **SYNTHETIC,
+            "max_num_seqs": 4,
+            "max_queue_size": 4,
+            "max_engine_restarts": 20,
+        },
     }
     for name, settings in models.items():
         write_model_repository(repository, name, settings)

@@ -123,7 +123,8 @@ def test_a_deadline_ends_a_plain_request_with_cancelled_and_no_text(
     narrow: Served, whole: Served
 ) -> None:
     cancelled = narrow.counted("cancelled")
-    assert narrow.refusal("Once", max_tokens=LONG, timeout=0.3) == "the deadline of 0.3 s passed"
+    refusal = narrow.refusal("Once", max_tokens=LONG, timeout=0.3)
+    assert refusal == "CANCELLED: the deadline of 0.3 s passed"
     narrow.wait_until_counted("cancelled", cancelled + 1)
     with pytest.raises(InferenceServerException, match="the deadline of") as error:
         whole.infer("Once", max_tokens=LONG, timeout=300_000).result()
@@ -135,7 +136,8 @@ def test_a_deadline_ends_a_plain_request_with_cancelled_and_no_text(
 def test_a_deadline_is_honoured_while_the_request_is_queued(narrow: Served) -> None:
     running = narrow.stream("Once", max_tokens=LONG)
     next(running)
-    assert narrow.refusal("Once", max_tokens=8, timeout=0.3) == "the deadline of 0.3 s passed"
+    refusal = narrow.refusal("Once", max_tokens=8, timeout=0.3)
+    assert refusal == "CANCELLED: the deadline of 0.3 s passed"
     assert next(running).text
     running.close()
     narrow.wait_until_idle()

@@ -1,5 +1,6 @@
 """The engine process is killed: clients hear of it at once, and it comes back."""
 
+import contextlib
 import os
 import signal
 import time
@@ -62,9 +63,13 @@ def test_a_killed_engine_fails_what_is_in_flight_at_once_and_is_started_again(
 
 
 def test_the_gauge_shows_an_engine_that_is_down(mortal: Served) -> None:
+    """A restart is faster than the gauge is written; those after further deaths wait longer."""
     served_again(mortal)
-    os.kill(mortal.engine_pid(), signal.SIGSTOP)
-    os.kill(mortal.engine_pid(), signal.SIGKILL)
-    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 0)
+    deadline = time.monotonic() + 30
+    while mortal.metric("inferx_engine_up") == 1:
+        assert time.monotonic() < deadline, "the gauge stays at 1 whatever happens to the engine"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(mortal.engine_pid(), signal.SIGKILL)
+        time.sleep(0.1)
     mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
     served_again(mortal)
