@@ -65,8 +65,13 @@ class Sender:
 
     @property
     def error(self) -> tuple[str, str] | None:
+        """Status and message; the text that is sent begins with the status."""
         error = self.sent[-1].error
-        return (error.code, str(error)) if error else None
+        if error is None:
+            return None
+        status, _, message = str(error).partition(": ")
+        assert status == error.code
+        return status, message
 
 
 class Request:
