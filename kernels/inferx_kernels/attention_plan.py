@@ -16,7 +16,7 @@ from inferx_kernels.invariance import TILE, is_batch_invariant
 
 KEY_CHUNK = 256  # tokens that the batch-invariant mode adds up at a time
 _QUERY_TILE = 128  # tokens: skips most of what the causal mask hides in a long prefill
-_SHORT = 16  # tokens: tiles up to this length may share a group
+_SHORT = 32  # tokens: tiles up to this length may share a group
 _SPARE_KEYS = 256  # that a group's shortest row may be padded by, besides its own number
 _MAX_ELEMENTS = 2**22  # of a group's scores, and of its keys: 16 MiB each
 

@@ -103,6 +103,26 @@ def test_linear_equals_a_matrix_product(num_tokens, has_bias, dtype):
     torch.testing.assert_close(got, expected.to(dtype), **tolerance(dtype))
 
 
+def test_linear_layers_see_few_numbers_of_tokens(monkeypatch):
+    seen = set()
+    real = torch.ops.mkldnn._linear_pointwise
+
+    def recorded(x, *rest):
+        seen.add(len(x))
+        return real(x, *rest)
+
+    weight = ops.pack_linear(torch.randn(8, 16))
+    if not weight.is_blocked:
+        pytest.skip("this torch has no blocked linear layers")
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", recorded)
+    for num_tokens in range(1, 513):
+        assert ops.linear(torch.randn(num_tokens, 16), weight).shape == (num_tokens, 8)
+    assert sorted(seen) == [
+        *(1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128),
+        *(160, 192, 224, 256, 320, 384, 448, 512),
+    ]
+
+
 def test_write_kv_puts_every_token_into_its_place_and_leaves_the_rest():
     k_pages, v_pages = torch.zeros(4, 16, 2, 8), torch.zeros(4, 16, 2, 8)
     both = torch.randn(3, 5, 8)  # K and V are slices of one tensor

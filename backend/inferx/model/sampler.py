@@ -148,13 +148,7 @@ class Sampler:
         model_logits = logits[self._upload(wants_logprobs)] if len(wants_logprobs) else logits
         if used & _EDITS:
             self._edit(logits, rows, features, token_pool)
-        token_ids = logits.argmax(-1)
-        if used & _Feature.RANDOM:
-            index = np.flatnonzero(features & _Feature.RANDOM)
-            drawn = self._draw(
-                self._take(logits, index), rows.slots[index], rows.positions[index], features[index]
-            )
-            self._put(token_ids, index, drawn)
+        token_ids = self._choose(logits, rows, features)
         if len(wants_logprobs):
             chosen = token_ids[self._upload(wants_logprobs)]
             counts = self._num_logprobs[rows.slots[wants_logprobs]]
@@ -163,6 +157,18 @@ class Sampler:
             ):
                 logprobs[row] = entry
         return Sampled(token_ids, logprobs)
+
+    def _choose(self, logits: Tensor, rows: SamplingRows, features: Array) -> Tensor:
+        """The likeliest token of greedy rows, a draw for the others: [num_rows] int64."""
+        index = np.flatnonzero(features & _Feature.RANDOM)
+        if len(index) == len(logits):
+            return self._draw(logits, *rows, features)
+        token_ids = logits.argmax(-1)
+        if len(index):
+            places = self._upload(index)
+            some = SamplingRows(rows.slots[index], rows.positions[index])
+            token_ids[places] = self._draw(logits[places], *some, features[index])
+        return token_ids
 
     def _edit(
         self, logits: Tensor, rows: SamplingRows, features: Array, token_pool: Tensor
