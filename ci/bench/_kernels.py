@@ -424,8 +424,12 @@ def cases() -> Iterator[Case]:
                 yield case("library linear", label, big_linear_case, name, tokens, kind)
 
 
-def compile_share(share: int, shares: int) -> None:
+def chosen_cases(groups: list[str]) -> list[Case]:
+    return [case for case in cases() if not groups or case.group in groups]
+
+
+def compile_share(groups: list[str], share: int, shares: int) -> None:
     """Runs every `shares`-th case once, so that its kernels lie in Triton's cache."""
-    for case in list(cases())[share::shares]:
+    for case in chosen_cases(groups)[share::shares]:
         case.build(True).run()
     torch.cuda.synchronize()

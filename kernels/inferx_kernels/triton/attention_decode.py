@@ -175,7 +175,7 @@ def decode_attention_kernel(
         if FUSED:
             cos_row = cos_ptr + row * ROTARY_DIM
             sin_row = sin_ptr + row * ROTARY_DIM
-            _, q = rotated(
+            q = rotated(
                 heads_ptr,
                 norm_ptr + heads[:, None] * HEAD_DIM if NORM else norm_ptr,
                 cos_row,
@@ -189,14 +189,14 @@ def decode_attention_kernel(
                 ROTARY_DIM,
                 NORM,
                 False,
-            )
+            )[1]
             q = q.to(q_ptr.dtype.element_ty)
             v_new = tl.zeros([1, BLOCK_D], v_pages_ptr.dtype.element_ty)
             if end == length:
                 # The row's newest token: this program writes it to its page, and attends to it
                 # from registers.
                 k_head = NUM_HEADS + kv_head + tl.arange(0, 1)[:, None]
-                _, k_new = rotated(
+                k_new = rotated(
                     row_ptr + k_head * HEAD_DIM,
                     norm_ptr + k_head * HEAD_DIM if NORM else norm_ptr,
                     cos_row,
@@ -210,7 +210,7 @@ def decode_attention_kernel(
                     ROTARY_DIM,
                     NORM,
                     False,
-                )
+                )[1]
                 v_new_ptr = row_ptr + (k_head + NUM_KV_HEADS) * HEAD_DIM
                 v_new = tl.load(v_new_ptr + features[None, :], mask=in_head[None, :], other=0.0)
                 k_new = k_new.to(q_ptr.dtype.element_ty)
