@@ -1,4 +1,4 @@
-"""The kernels' benchmark cases: Llama-3-8B's shapes, random data, and what a library does there.
+"""The kernels' benchmark cases on Llama-3-8B's shapes, and what a library takes for the same.
 
 A case builds its data and returns what to time. Weights and pages rotate among copies that
 together exceed the L2 cache, as they do from layer to layer.
@@ -12,15 +12,36 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from _decode_step import step_case
+from _llama8b import (
+    BF16,
+    E4M3,
+    EPS,
+    FFN,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LINEARS,
+    SCALE,
+    VOCAB,
+    Timed,
+    lengths,
+    library_linear,
+    make_pages,
+    make_weight,
+    oracle,
+    own_linear,
+    randn,
+    relative,
+)
 from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.attention import (
     allocate_decode_plan,
     decode_attention,
-    fused_decode_attention,
     plan_decode,
     prefill_attention,
 )
-from inferx_kernels.triton.linear import gemv, skinny_linear
 from inferx_kernels.triton.rows import (
     LateScales,
     Quantized,
@@ -33,76 +54,13 @@ from inferx_kernels.triton.tuning import decode_chunk
 from inferx_kernels.triton.widen import plan_widen, widen_pages
 from torch import Tensor
 
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, VOCAB, LAYERS = 32, 8, 128, 4096, 14336, 128_256, 32
-LINEARS = {
-    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
-    "o": (HIDDEN, HIDDEN),
-    "gate_up": (2 * FFN, HIDDEN),
-    "down": (HIDDEN, FFN),
-}
-BLOCK_SIZE = 64
-SCALE = HEAD_DIM**-0.5
-EPS = 1e-5
-E4M3 = torch.float8_e4m3fn
-BF16 = torch.bfloat16
 L2_BYTES = 150e6  # copies of data together, so that none is found in the cache
-
-
-class Timed(NamedTuple):
-    """What a case times: a call does `repeats` runs, each of so many bytes and operations."""
-
-    run: Callable[[], Any]
-    repeats: int = 1
-    bytes: float = 0
-    flops: float = 0
-    error: float | None = None  # relative, against float32 or float64
-    library: Callable[[], Any] | None = None
-    floor_ms: float | None = None  # a step's weights and pages over the copy bandwidth
 
 
 class Case(NamedTuple):
     group: str
     name: str
     build: Callable[[bool], Timed]  # True: only to compile, as small as compiles the same
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, device="cuda", dtype=BF16)
-
-
-def relative(got: Tensor, expected: Tensor) -> float:
-    return float((got.double() - expected.double()).norm() / expected.double().norm())
-
-
-def make_weight(features: int, width: int, fp8: bool) -> tuple[Tensor, Tensor | None]:
-    weight = randn(features, width) * 0.02
-    if not fp8:
-        return weight, None
-    scale = weight.abs().amax(1).float() / 448
-    return (weight / scale.unsqueeze(1)).to(E4M3), scale
-
-
-def own_linear(
-    name: str,
-    x: Tensor | Quantized,
-    weight: tuple[Tensor, Tensor | None],
-    gain: Tensor,
-    residual: Tensor | None,
-) -> Tensor:
-    fused = {"residual": residual, "silu_mul": name == "gate_up"}
-    if isinstance(x, Quantized):
-        return skinny_linear(x.x, weight[0], x_scale=x.scale, weight_scale=weight[1], **fused)
-    if len(x) > 1:
-        return skinny_linear(x, weight[0], **fused)
-    norm = gain if name in ("qkv", "gate_up") else None
-    return gemv(x, weight[0], weight_scale=weight[1], norm_weight=norm, eps=EPS, **fused)
-
-
-def library_linear(x: Tensor | Quantized, weight: Tensor) -> Tensor:
-    if not isinstance(x, Quantized):
-        return torch.mm(x, weight.T)
-    one = torch.ones((), device="cuda")
-    return torch._scaled_mm(x.x, weight.T, scale_a=one, scale_b=one, out_dtype=BF16)
 
 
 def linear_case(name: str, fp8: bool, tokens: int, warm: bool) -> Timed:
@@ -139,37 +97,6 @@ def linear_case(name: str, fp8: bool, tokens: int, warm: bool) -> Timed:
         relative(own(weights[0]), wanted),
         functools.partial(run, lambda weight: library_linear(given, weight[0])),
     )
-
-
-def make_pages(lens: list[int], dtype: torch.dtype, copies: int) -> tuple[list[Any], Tensor]:
-    used = [-(-length // BLOCK_SIZE) for length in lens]
-    order = torch.randperm(sum(used)).int()
-    block_table = torch.zeros(len(lens), max(used), dtype=torch.int32)
-    for row, pages in enumerate(order.split(used)):
-        block_table[row, : used[row]] = pages
-    shape = (sum(used), BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    pages = [tuple(randn(*shape).to(dtype) for _ in range(2)) for _ in range(copies)]
-    return pages, block_table.cuda()
-
-
-def oracle(q: Tensor, pages: Any, block_table: Tensor, length: int) -> Tensor:
-    tokens = torch.arange(length, device="cuda")
-    slots = block_table[0, tokens // BLOCK_SIZE].long() * BLOCK_SIZE + tokens % BLOCK_SIZE
-    k, v = (
-        tensor.flatten(0, 1)[slots].float().transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0)
-        for tensor in pages
-    )
-    seen = tokens <= tokens[length - len(q) :].unsqueeze(1)
-    out = F.scaled_dot_product_attention(q.float().transpose(0, 1), k, v, seen, scale=SCALE)
-    return out.transpose(0, 1)
-
-
-def lengths(rows: int, context: int) -> list[int]:
-    """Negative context: ragged, from 64 to its amount."""
-    if context > 0:
-        return [context] * rows
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(64, -context, (rows,), generator=generator).tolist()
 
 
 def decode_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
@@ -272,84 +199,6 @@ def sampling_case(name: str, rows: int, warm: bool) -> Timed:
     return Timed(
         lambda: sample(logits, *settings), 1, logits.nbytes, 0, None, lambda: logits.argmax(-1)
     )
-
-
-def step_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
-    """A decode step: 32 layers and the LM head (bf16 logits' products), without the sampler."""
-    layers = 1 if warm else LAYERS
-    weights = [
-        {name: make_weight(*shape, fp8) for name, shape in LINEARS.items()} for _ in range(layers)
-    ]
-    lm_head = randn(VOCAB, HIDDEN) * 0.02
-    lens = [context] * rows
-    copies = 1 if warm else min(layers, 8 if rows > 8 else layers)
-    pages, block_table = make_pages(lens, E4M3 if fp8 else BF16, copies)
-    plan = allocate_decode_plan(
-        rows,
-        max(8192, sum(lens)),
-        chunk=decode_chunk(rows, KV_HEADS),
-        window=None,
-        device=block_table.device,
-    )
-    seq_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
-    plan_decode(plan, seq_lens)
-    x, gain = randn(rows, HIDDEN), torch.rand(HIDDEN, device="cuda", dtype=BF16) + 0.5
-    angles = torch.rand(rows, 1, HEAD_DIM, device="cuda")
-    rotation = Rotation(angles, angles)
-    last = seq_lens.long() - 1
-    slots = block_table.gather(1, last.unsqueeze(1) // BLOCK_SIZE).squeeze(1).long() * BLOCK_SIZE
-    slots += last % BLOCK_SIZE
-
-    def normed(h: Tensor) -> Tensor | Quantized:
-        return h if rows == 1 else norm_rows(h, gain, EPS, quantize=fp8)
-
-    def narrow(h: Tensor) -> Tensor | Quantized:
-        return norm_rows(h, None, 0.0, quantize=True) if fp8 and rows > 1 else h
-
-    def own() -> Tensor:
-        h = x
-        for i, layer in enumerate(weights):
-            qkv = own_linear("qkv", normed(h), layer["qkv"], gain, None)
-            attended = fused_decode_attention(
-                qkv.view(rows, -1, HEAD_DIM), rotation, *pages[i % copies], block_table, plan, SCALE
-            )
-            h = own_linear("o", narrow(attended.flatten(1)), layer["o"], gain, h)
-            gated = own_linear("gate_up", normed(h), layer["gate_up"], gain, None)
-            h = own_linear("down", narrow(gated), layer["down"], gain, h)
-        if rows == 1:
-            return gemv(h, lm_head, norm_weight=gain, eps=EPS, out_dtype=torch.float32)
-        return torch.mm(norm_rows(h, gain, EPS), lm_head.T)
-
-    def library() -> Tensor:
-        residual = x.clone()
-        h = norm_rows(residual, gain, EPS, quantize=fp8)
-
-        def linear(name: str, i: int, h: Tensor | Quantized) -> tuple[Tensor, LateScales | None]:
-            weight, scale = weights[i][name]
-            y = library_linear(h, weight)
-            return y, LateScales(h.scale, scale) if isinstance(h, Quantized) else None
-
-        def quantized(h: Tensor) -> Tensor | Quantized:
-            return norm_rows(h, None, 0.0, quantize=True) if fp8 else h
-
-        for i in range(layers):
-            qkv, late = linear("qkv", i, h)
-            k, v = pages[i % copies]
-            q = rope_write(qkv.view(rows, -1, HEAD_DIM), rotation, k, v, slots, late=late)
-            attended = decode_attention(q, k, v, block_table, plan, SCALE).flatten(1)
-            o, late = linear("o", i, quantized(attended))
-            h = norm_rows(o, gain, EPS, residual=residual, late=late, quantize=fp8)
-            gate_up, late = linear("gate_up", i, h)
-            down, late = linear("down", i, silu_mul_rows(gate_up, late=late, quantize=fp8))
-            is_last = i == layers - 1
-            h = norm_rows(
-                down, gain, EPS, residual=residual, late=late, quantize=fp8 and not is_last
-            )
-        return torch.mm(h, lm_head.T)
-
-    size = sum(a * b for a, b in LINEARS.values()) * LAYERS * (1 if fp8 else 2)
-    size += 2 * VOCAB * HIDDEN + rows * context * KV_HEADS * HEAD_DIM * LAYERS * (2 if fp8 else 4)
-    return Timed(own, 1, size, 0, None, library)
 
 
 def big_linear_case(name: str, tokens: int, kind: str, warm: bool) -> Timed:

@@ -16,7 +16,6 @@ from inferx_kernels.triton.device import (
     launch_next,
     load_pages,
     matmul,
-    prefetch_l2,
     to_e4m3,
     wait_previous,
 )
@@ -121,9 +120,6 @@ def decode_attention_kernel(
     FUSED: tl.constexpr,  # norm and rotate q and k, and write k and v, before attending
     NORM: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    THREADS: tl.constexpr,
-    HEAD_BYTES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
@@ -162,15 +158,6 @@ def decode_attention_kernel(
         total = tl.zeros([BLOCK_G], tl.float32)
         acc = tl.zeros([BLOCK_D // PAIR, BLOCK_G], tl.float32)
         acc_odd = acc
-        if PREFETCH and work == tl.program_id(0):
-            # Pages of earlier steps come into L2 while the previous kernel still runs.
-            ahead = begin + tl.arange(0, THREADS)
-            is_old = ahead < end - 1
-            page = tl.load(pages_ptr + ahead // BLOCK_SIZE, mask=is_old, other=0).to(tl.int64)
-            slot = tl.where(is_old, page * BLOCK_SIZE + ahead % BLOCK_SIZE, 0)
-            at = slot * TOKEN_STRIDE + kv_head * HEAD_DIM
-            prefetch_l2(k_pages_ptr + at, HEAD_BYTES)
-            prefetch_l2(v_pages_ptr + at, HEAD_BYTES)
         wait_previous(PDL)
         if FUSED:
             cos_row = cos_ptr + row * ROTARY_DIM

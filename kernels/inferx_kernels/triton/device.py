@@ -1,14 +1,15 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still runs.
+"""What the kernels share: the device's traits, and programmatic dependent launch.
 
-Every kernel that is launched with `pdl=True` follows three rules, which together make any chain
-of them correct (CUDA programming guide, "Programmatic Dependent Launch"):
+With programmatic dependent launch a kernel starts while the one before it still runs. Kernels that
+are launched with it follow two rules (CUDA programming guide, "Programmatic Dependent Launch"):
 
-- before `gdc_wait` it reads only what no kernel of the running step writes: weights, and the KV
-  pages of earlier steps;
-- every program of it reaches `gdc_wait`, so "the kernel before me is complete" holds
-  transitively, and it writes global memory only after that;
-- the first kernel of a step is launched without it, so that the step's inputs (written by copies
-  and kernels before) are complete for the whole chain.
+- before `wait_previous` they read only what no kernel of the running step writes: weights, page
+  numbers, work lists;
+- every program reaches `wait_previous`, so that "the kernel before me is complete" holds for all
+  kernels before, and writes global memory only after that.
+
+A step has to begin with an ordinary kernel, as PyTorch's are: it waits for all that prepared the
+step's inputs, and the chain starts behind it.
 """
 
 from __future__ import annotations
@@ -72,19 +73,6 @@ def wait_previous(PDL: tl.constexpr):
     """Returns once the previous kernel of the stream is complete and its writes are visible."""
     if PDL:
         gdc_wait()
-
-
-@triton.jit
-def prefetch_l2(addresses, BYTES: tl.constexpr):
-    """Asks for BYTES (a multiple of 16) behind each 16-byte aligned address, into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,n",
-        [addresses.to(tl.int64), BYTES],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit

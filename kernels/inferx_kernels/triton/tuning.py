@@ -25,7 +25,6 @@ class DecodeConfig(NamedTuple):
     num_stages: int
     programs: int  # a multiprocessor
     maxnreg: int | None = None  # registers a thread, so that these programs fit side by side
-    prefetch: bool = False
 
 
 class PrefillConfig(NamedTuple):
@@ -64,12 +63,14 @@ def decode_config(head_dim: int, page_itemsize: int) -> DecodeConfig:
     if row <= 128:
         return DecodeConfig(64, 4, 3, 4, 128)
     if row <= 256:
-        return DecodeConfig(64, 4, 3, 3, 168)
+        return DecodeConfig(32, 4, 3, 4, 128)
     return DecodeConfig(32, 4, 3, 2)
 
 
 def decode_chunk(num_rows: int, num_kv_heads: int) -> int:
-    """Tokens of a chunk. Splitting a row costs more than it brings once rows fill the chip."""
+    """Tokens of a chunk: few rows are split to fill the chip, many rows need it not, and combining
+    costs them more than it brings. Results do not depend on a row's company within one size.
+    """
     heads = num_rows * num_kv_heads
     if heads <= 32:
         return 512
