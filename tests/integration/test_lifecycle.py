@@ -130,6 +130,19 @@ def test_an_unload_ends_the_engine_while_a_client_merely_stays_connected(
     assert not crashed(server)
 
 
+def test_loading_again_right_after_an_unload_works(server: TritonServer) -> None:
+    client = triton.InferenceServerClient(server.grpc_url)
+    for _ in range(3):
+        with Stream(server) as stream:
+            stream.ask(LONG)
+            stream.wait(lambda: stream.num_responses > 3)
+            client.unload_model("m")
+            client.load_model("m")
+        asked = tensors(stream=True, sampling_parameters={"max_tokens": TOKENS})
+        assert "".join(texts(ask(server, "m", asked))) == TEXT
+    assert len(engines(server)) == 1
+
+
 def test_a_changed_model_json_takes_the_place_of_the_running_model(server: TritonServer) -> None:
     before = engines(server)
     path = server.repository / "m" / "1" / "model.json"

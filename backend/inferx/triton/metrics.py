@@ -8,6 +8,7 @@ and a bound or an outcome of a short list, never anything of a request.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ class MetricsWriter:
         self._labels = {"model": model, "version": version}
         self._read = read
         self._families = {
-            name: pb_utils.MetricFamily(name=name, description=text, kind=kind)
+            name: _kept(pb_utils.MetricFamily(name=name, description=text, kind=kind))
             for name, (text, kind) in _families().items()
         }
         self._metrics: dict[tuple[str, tuple[str, str] | None], Any] = {}
@@ -118,13 +119,14 @@ class MetricsWriter:
         self._thread.start()
 
     def close(self, timeout: float) -> bool:
-        """Whether the thread ended within `timeout` seconds; the metrics then are withdrawn."""
+        """Whether the thread ended within `timeout` seconds; the gauges then are 0."""
         self._stop.set()
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
-        self._metrics.clear()
-        self._families.clear()
+        for (family, _), metric in self._metrics.items():
+            if family in _GAUGES:
+                metric.set(0.0)
         return True
 
     def _run(self) -> None:
@@ -142,12 +144,25 @@ class MetricsWriter:
         if key not in self._metrics:
             labels = {**self._labels, **dict([sample.label] if sample.label else [])}
             self._metrics[key] = self._families[sample.family].Metric(labels=labels)
+        if (
+            sample.family in _GAUGES
+        ):  # always: an instance that ends later than it should sets it to 0
+            self._metrics[key].set(float(sample.value))
+            return True
         before = self._written.get(key, 0.0)
         if sample.value == before:
             return False
-        if sample.family in _GAUGES:
-            self._metrics[key].set(float(sample.value))
-        else:
-            self._metrics[key].increment(float(sample.value - before))
+        self._metrics[key].increment(float(sample.value - before))
         self._written[key] = sample.value
         return True
+
+
+def _kept(family: Any) -> Any:
+    """Keeps an object, and so its place in the server, beyond the end of this interpreter.
+
+    When a model is loaded again while an old stub lingers, both have the same metrics. The server
+    (core r24.10 and later) counts the users of a metric for each of them apart: the old stub's
+    leaving would free what the new one writes to. A counter simply goes on after a reload.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(family))
+    return family
