@@ -140,10 +140,9 @@ def test_counters_never_go_back_over_a_restart(start):
 
 def test_restarts_are_bounded_and_then_the_engine_stays_down(start):
     client = start(max_engine_restarts=2)
-    for _ in range(2):
-        process = engine_process()
-        process.kill()
-        wait_until(lambda p=process: client.is_up and not p.is_running())
+    for restarts in (1, 2):
+        engine_process().kill()
+        wait_until(lambda n=restarts: client.num_restarts == n and client.is_up)
     outputs = Outputs()
     (uid,) = client.submit([1], [FOREVER], outputs)
     engine_process().kill()
