@@ -66,13 +66,21 @@ class Client:
 
     def _run(self, request: service_pb2.ModelInferRequest) -> Iterator[Delta]:
         call = self._stub.ModelStreamInfer(iter([request]))
+        failure = None
         try:
+            # To the end also after an error, which is the last response: tritonserver 2.51 keeps a
+            # model loaded for good when a stream is cancelled just after its last response.
             for response in call:
-                yield from deltas(response)
+                try:
+                    yield from deltas(response)
+                except InferenceError as error:
+                    failure = error
         except grpc.RpcError as error:
             raise InferenceError.of(error) from None
         finally:
             call.cancel()
+        if failure is not None:
+            raise failure
 
 
 class AsyncClient:
@@ -116,14 +124,20 @@ class AsyncClient:
 
     async def _run(self, request: service_pb2.ModelInferRequest) -> AsyncIterator[Delta]:
         call = self._stub.ModelStreamInfer(iter([request]))
+        failure = None
         try:
-            async for response in call:
-                for delta in deltas(response):
-                    yield delta
+            async for response in call:  # to the end, as in Client
+                try:
+                    for delta in deltas(response):
+                        yield delta
+                except InferenceError as error:
+                    failure = error
         except grpc.RpcError as error:
             raise InferenceError.of(error) from None
         finally:
             call.cancel()
+        if failure is not None:
+            raise failure
 
 
 _OPTIONS = ("details", "exclude_input", "timeout", "request_id")
