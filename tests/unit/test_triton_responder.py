@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from hypothesis import given
@@ -97,6 +98,36 @@ def test_a_stream_joined_is_the_text_however_outputs_meet_the_shard(
     assert joined(request) == TEXT
     assert request.sender.closed
     assert channel.aborted == []
+
+
+def test_many_shards_send_for_one_request_in_turn() -> None:
+    class Slow(Sender):
+        overlaps = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._sending = threading.Lock()
+
+        def send(self, *arguments: object, **named: object) -> None:
+            if not self._sending.acquire(blocking=False):
+                Slow.overlaps += 1
+                return
+            time.sleep(0.0005)
+            super().send(*arguments, **named)
+            self._sending.release()
+
+    channel = Channel(shards=8)
+    requests = [Request() for _ in range(6)]
+    for request in requests:
+        request.sender = Slow()
+    opened = [channel.open(request) for request in requests]
+    for output in outputs(TEXT * 3):
+        for outbox in opened:
+            outbox.put(output)
+        time.sleep(0.0002)
+    channel.wait(len(requests))
+    assert Slow.overlaps == 0
+    assert [joined(request) for request in requests] == [TEXT * 3] * len(requests)
 
 
 def test_outputs_that_wait_together_are_one_response() -> None:

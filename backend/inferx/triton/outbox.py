@@ -57,14 +57,17 @@ class Choice:
 class Outbox:
     """Outputs go in from any thread; one shard takes all there are, and sends them as one response.
 
-    The owner of `closed` is the shard. `lock` is held while `handle` is asked whether the client
-    cancelled, and while `closed` turns true: Triton frees what the handle refers to once the final
-    flag is sent.
+    The owner of `closed` is the shard whose turn it is: there is one at a time. `lock` is held
+    while `handle` is asked whether the client cancelled, and while `closed` turns true: Triton
+    frees what the handle refers to once the final flag is sent.
     """
 
     __slots__ = (
         "_enqueue",
+        "_opened",
         "_pending",
+        "_scheduled",
+        "_turn",
         "arrived",
         "choices",
         "closed",
@@ -76,7 +79,6 @@ class Outbox:
         "lock",
         "num_input_tokens",
         "request",
-        "scheduled",
         "sender",
         "uids",
     )
@@ -84,7 +86,7 @@ class Outbox:
     def __init__(
         self, handle: Any, request_id: str, arrived: float, enqueue: Callable[[Outbox], None]
     ) -> None:
-        """`handle` is a pb_utils.InferenceRequest; `enqueue` hands the outbox to its shard."""
+        """`handle` is a pb_utils.InferenceRequest; `enqueue` hands the outbox to the shards."""
         self.handle = handle
         self.sender = handle.get_response_sender()
         self.id = request_id
@@ -98,7 +100,9 @@ class Outbox:
         self.eager = True
         self.closed = False
         self.lock = threading.Lock()
-        self.scheduled = True  # until `open` or `fail`: outputs may come before the uids are known
+        self._opened = False  # outputs may come before the uids are known
+        self._scheduled = False  # in the shards' queue, or with a shard
+        self._turn = threading.Lock()  # held while `_scheduled` changes
         self._pending: deque[RequestOutput] = deque()
         self._enqueue = enqueue
 
@@ -117,34 +121,47 @@ class Outbox:
         self.eager = request.stream or bool(request.sampling.stop)
 
     def open(self, uids: list[int]) -> None:
-        """From now on the shard is told of outputs; those that have come already are there."""
+        """From now on the shards are told of outputs; those that have come already are there."""
         self.uids = uids
         for choice, uid in zip(self.choices, uids, strict=True):
             choice.uid = uid
-        self.scheduled = True
-        self._enqueue(self)
+        self._opened = True
+        self._schedule()
 
     def put(self, output: RequestOutput) -> None:
         """The engine client's sink."""
         self._pending.append(output)
-        if not self.scheduled and (self.eager or output.finished):
-            self.scheduled = True
-            self._enqueue(self)
+        if self._opened and (self.eager or output.finished):
+            self._schedule()
 
     def fail(self, error: RequestError) -> None:
         """Ends the request with `error`, after all that has been put before."""
         self._pending.append(RequestOutput(_ANY_UID, [], error=(error.status, str(error))))
-        self.scheduled = True
-        self._enqueue(self)
+        self._schedule()
 
     def take(self) -> list[RequestOutput]:
-        """All outputs there are. For the shard alone."""
-        self.scheduled = False  # first: what is put from here on calls the shard again
+        """All outputs there are. For the shard whose turn it is."""
         taken = []
         pending = self._pending
         while pending:
             taken.append(pending.popleft())
         return taken
+
+    def served(self) -> None:
+        """The shard's turn is over; what has come meanwhile is for the next one."""
+        pending = self._pending
+        with self._turn:
+            again = not self.closed and pending and (self.eager or pending[-1].finished)
+            self._scheduled = bool(again)
+        if again:
+            self._enqueue(self)
+
+    def _schedule(self) -> None:
+        with self._turn:
+            if self._scheduled:
+                return
+            self._scheduled = True
+        self._enqueue(self)
 
     @property
     def finished(self) -> bool:

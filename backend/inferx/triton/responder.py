@@ -1,10 +1,11 @@
 """Responder: threads that turn outputs into text and send it, the first bottleneck under load.
 
 A send is a blocking round trip to the server of some 150 microseconds, in which other threads run.
-So there are a few shards, a thread each; a request always has the same one, which keeps its
-responses in order. A shard takes everything that waits in an outbox and sends it as one response:
-at low load every token goes out alone, under load tokens merge by themselves, and nothing ever
-waits for a timer.
+So there are a few shards, a thread each, which take the outboxes with something to send from one
+queue: whoever waits longest is next. An outbox is in the queue or with a shard once at most, which
+keeps its responses in order. A shard takes everything that waits in an outbox and sends it as one
+response: at low load every token goes out alone, under load tokens merge by themselves, and nothing
+ever waits for a timer.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Responder:
         abort: Callable[[list[int]], None],
         on_closed: Callable[[Outbox], None],
     ) -> None:
-        self._shards = [_Shard(number, abort, on_closed) for number in range(num_shards)]
-        self._next = 0
+        self._queue: SimpleQueue[Outbox | None] = SimpleQueue()
+        self._shards = [
+            _Shard(number, self._queue, abort, on_closed) for number in range(num_shards)
+        ]
 
     def outbox(self, handle: Any) -> Outbox:
-        """A Triton request's outbox, on its shard. For the thread of `execute` alone."""
-        shard = self._shards[self._next]
-        self._next = (self._next + 1) % len(self._shards)
-        return Outbox(handle, handle.request_id(), time.monotonic(), shard.enqueue)
+        """A Triton request's outbox."""
+        return Outbox(handle, handle.request_id(), time.monotonic(), self._queue.put)
 
     def stats(self) -> ChannelStats:
         """Since the start."""
@@ -51,8 +52,8 @@ class Responder:
     def close(self, timeout: float) -> bool:
         """Ends the shards once they have sent what they know of; whether they did within it."""
         deadline = time.monotonic() + timeout
-        for shard in self._shards:
-            shard.stop()
+        for _ in self._shards:
+            self._queue.put(None)
         joined = [shard.join(deadline - time.monotonic()) for shard in self._shards]
         return all(joined)
 
@@ -61,21 +62,18 @@ class _Shard:
     def __init__(
         self,
         number: int,
+        queue: SimpleQueue[Outbox | None],
         abort: Callable[[list[int]], None],
         on_closed: Callable[[Outbox], None],
     ) -> None:
         self._abort = abort
         self._on_closed = on_closed
-        self._queue: SimpleQueue[Outbox | None] = SimpleQueue()
-        self.enqueue = self._queue.put
+        self._queue = queue
         self.stats = ChannelStats()
         self._thread = threading.Thread(
             target=self._run, name=f"inferx-responses-{number}", daemon=True
         )
         self._thread.start()
-
-    def stop(self) -> None:
-        self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
         self._thread.join(max(0.0, timeout))
@@ -88,6 +86,7 @@ class _Shard:
                     self._serve(outbox)
                 except Exception as error:
                     self._end_with(outbox, internal_error(error, outbox.id))
+            outbox.served()
             del outbox
 
     def _serve(self, outbox: Outbox) -> None:
