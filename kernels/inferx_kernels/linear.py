@@ -17,6 +17,7 @@ class PackedLinear(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     is_blocked: bool  # in oneDNN's blocked format
+    weight_scale: Tensor | None = None  # [out_features] fp32, of an e4m3 weight
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

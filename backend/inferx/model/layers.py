@@ -34,10 +34,14 @@ class Linear:
             self._parts.clear()
             self._packed = ops.pack_linear(fused["weight"], fused.get("bias"))
 
+    @property
+    def packed(self) -> ops.PackedLinear:
+        assert self._packed is not None, "its weights are not loaded"
+        return self._packed
+
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, all parts' features]."""
-        assert self._packed is not None, "its weights are not loaded"
-        return ops.linear(x, self._packed)
+        return ops.linear(x, self.packed)
 
 
 class RMSNorm:
