@@ -49,14 +49,14 @@ class RMSNorm:
 
     def __init__(self, *shape: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(shape, dtype=dtype, device=device)
-        self._eps = eps
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self._eps)
+        return ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Adds x to the residual in place, and returns the sum's norm."""
-        return ops.add_rms_norm(x, residual, self.weight, self._eps)
+        return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class Embedding:

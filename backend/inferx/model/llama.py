@@ -34,24 +34,24 @@ class LlamaForCausalLM:
         self.config = config
         inv_freq, self._rope_scaling = rope_frequencies(config)
         self._inv_freq = inv_freq.to(device)
-        self._embed_tokens = Embedding(
+        self.embed_tokens = Embedding(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
-        self._layers = [_Layer(config, i, dtype, device) for i in range(config.num_layers)]
-        self._norm = _norm(config, dtype, device)
-        self._lm_head = Linear(bias=False, dtype=dtype, device=device)
+        self.layers = [_Layer(config, i, dtype, device) for i in range(config.num_layers)]
+        self.norm = _norm(config, dtype, device)
+        self.lm_head = Linear(bias=False, dtype=dtype, device=device)
 
     def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
         """Writes the step's K and V; returns the final norm's output [num_tokens, hidden]."""
         rotation = ops.plan_rope(batch.positions, self._inv_freq, self._rope_scaling)
-        windows = {layer.sliding_window for layer in self._layers}
+        windows = {layer.sliding_window for layer in self.layers}
         plans = {window: self._plan(batch, kv[0], window) for window in windows}
         step = _Step(rotation, batch.slot_mapping, plans)
 
-        residual = self._embed_tokens(batch.token_ids)
-        x = self._layers[0].input_norm(residual)
-        next_norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
-        for layer, cache, next_norm in zip(self._layers, kv, next_norms, strict=True):
+        residual = self.embed_tokens(batch.token_ids)
+        x = self.layers[0].input_norm(residual)
+        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for layer, cache, next_norm in zip(self.layers, kv, next_norms, strict=True):
             x = layer.attention(x, step, cache)
             x = layer.post_attention_norm.add(x, residual)
             x = layer.mlp(x)
@@ -60,7 +60,7 @@ class LlamaForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, hidden] -> [num_samples, vocab] float32."""
-        return self._lm_head(hidden).float()
+        return self.lm_head(hidden).float()
 
     def _plan(self, batch: ForwardBatch, kv: KVCache, window: int | None) -> ops.AttentionPlan:
         return ops.plan_attention(
@@ -82,16 +82,16 @@ class LlamaForCausalLM:
         for name, tensor in weights:
             module, _, kind = name.removeprefix("model.").rpartition(".")
             if module == "embed_tokens":
-                self._embed_tokens.weight.copy_(tensor)
+                self.embed_tokens.weight.copy_(tensor)
                 if self.config.tie_word_embeddings:
-                    self._lm_head.load("weight", self._embed_tokens.weight)
+                    self.lm_head.load("weight", self.embed_tokens.weight)
             elif module == "lm_head":
-                self._lm_head.load(kind, tensor)
+                self.lm_head.load(kind, tensor)
             elif module == "norm":
-                self._norm.weight.copy_(tensor)
+                self.norm.weight.copy_(tensor)
             else:
                 _, index, module = module.split(".", 2)
-                self._layers[int(index)].load(module, kind, tensor)
+                self.layers[int(index)].load(module, kind, tensor)
 
 
 class _Layer:
@@ -108,8 +108,8 @@ class _Layer:
             return Linear(num_parts, bias=bias, dtype=dtype, device=device)
 
         self.input_norm = _norm(config, dtype, device)
-        self._qkv_proj = linear(3, config.attention_bias)
-        self._qk_norm = (
+        self.qkv_proj = linear(3, config.attention_bias)
+        self.qk_norm = (
             RMSNorm(
                 self._heads + self._kv_heads,
                 self._head_dim,
@@ -120,25 +120,25 @@ class _Layer:
             if config.qk_norm
             else None
         )
-        self._o_proj = linear(1, config.attention_out_bias)
+        self.o_proj = linear(1, config.attention_out_bias)
         self.post_attention_norm = _norm(config, dtype, device)
-        self._gate_up_proj = linear(2, config.mlp_bias)
-        self._down_proj = linear(1, config.mlp_bias)
+        self.gate_up_proj = linear(2, config.mlp_bias)
+        self.down_proj = linear(1, config.mlp_bias)
 
     def attention(self, x: Tensor, step: _Step, kv: KVCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
-        qkv = self._qkv_proj(x).view(len(x), -1, self._head_dim)
+        qkv = self.qkv_proj(x).view(len(x), -1, self._head_dim)
         qk, v = qkv.split([self._heads + self._kv_heads, self._kv_heads], dim=1)
-        if self._qk_norm is not None:
-            qk = self._qk_norm(qk)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
         q, k = ops.apply_rope(qk, step.rotation).split([self._heads, self._kv_heads], dim=1)
         ops.write_kv(k, v, kv.k, kv.v, step.slot_mapping)
         plan = step.attention[self.sliding_window]
         out = ops.paged_attention(q, kv.k, kv.v, plan, self._scale)
-        return self._o_proj(out.flatten(1))
+        return self.o_proj(out.flatten(1))
 
     def mlp(self, x: Tensor) -> Tensor:
-        return self._down_proj(ops.silu_mul(self._gate_up_proj(x)))
+        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
 
     def load(self, module: str, kind: str, tensor: Tensor) -> None:
         match module:
@@ -147,30 +147,30 @@ class _Layer:
             case "post_attention_layernorm":
                 self.post_attention_norm.weight.copy_(tensor)
             case "self_attn.q_proj":
-                self._qkv_proj.load(kind, tensor, 0)
+                self.qkv_proj.load(kind, tensor, 0)
             case "self_attn.k_proj":
-                self._qkv_proj.load(kind, tensor, 1)
+                self.qkv_proj.load(kind, tensor, 1)
             case "self_attn.v_proj":
-                self._qkv_proj.load(kind, tensor, 2)
+                self.qkv_proj.load(kind, tensor, 2)
             case "self_attn.q_norm":
                 self._qk_norm_weight[: self._heads] = tensor
             case "self_attn.k_norm":
                 self._qk_norm_weight[self._heads :] = tensor
             case "self_attn.o_proj":
-                self._o_proj.load(kind, tensor)
+                self.o_proj.load(kind, tensor)
             case "mlp.gate_proj":
-                self._gate_up_proj.load(kind, tensor, 0)
+                self.gate_up_proj.load(kind, tensor, 0)
             case "mlp.up_proj":
-                self._gate_up_proj.load(kind, tensor, 1)
+                self.gate_up_proj.load(kind, tensor, 1)
             case "mlp.down_proj":
-                self._down_proj.load(kind, tensor)
+                self.down_proj.load(kind, tensor)
             case _:
                 raise KeyError(module)
 
     @property
     def _qk_norm_weight(self) -> Tensor:
-        assert self._qk_norm is not None
-        return self._qk_norm.weight
+        assert self.qk_norm is not None
+        return self.qk_norm.weight
 
 
 def _norm(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> RMSNorm:
