@@ -31,7 +31,7 @@ class Rows:
 
     def add(self, params: SamplingParams, *, prompt=(1, 2, 3), output=(), seed: int = 5) -> Rows:
         slot, tokens = 2 * len(self.slots), [*prompt, *output]
-        self.sampler.add(NewRow(slot, tokens, len(prompt), params, seed))
+        self.sampler.add([NewRow(slot, tokens, len(prompt), params, seed)])
         self.token_pool[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         self.slots.append(slot)
         self.positions.append(len(tokens))
@@ -287,7 +287,7 @@ def test_a_slot_forgets_its_last_request():
             repetition_penalty=9.0, logprobs=1,
         )
     )  # fmt: skip
-    rows.sampler.add(NewRow(0, [1, 2, 3], 3, GREEDY, 0))
+    rows.sampler.add([NewRow(0, [1, 2, 3], 3, GREEDY, 0)])
     sampled = rows.sample(logits_of(20, 7))
     assert sampled.token_ids.item() == 20
     assert sampled.logprobs == [None]

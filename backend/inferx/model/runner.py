@@ -107,7 +107,7 @@ class ModelRunner:
     def _execute(self, plan: Plan) -> StepResult:
         for row in plan.new_rows:
             self._batch.add(row)
-            self._sampler.add(row)
+        self._sampler.add(plan.new_rows)
         self._batch.update_blocks(plan.block_updates)
         self._copy_pages(plan.page_copies)
         batch = self._batch.forward_batch(plan)

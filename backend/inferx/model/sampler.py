@@ -7,7 +7,7 @@ the draw. Log-probabilities are those of the model's own logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntFlag, auto
 from functools import reduce
 from operator import or_
@@ -76,9 +76,28 @@ class _BadWords(NamedTuple):
 _ANY, _NONE = -1, -2  # what matches every token, and a place without one
 
 
+class RowLogprobs(NamedTuple):
+    """Log-probabilities of the rows that asked for them."""
+
+    rows: Array
+    counts: Array  # of likeliest tokens that a row asked for
+    tensors: ops.LogprobsTensors
+
+
 class Sampled(NamedTuple):
     token_ids: Tensor  # [num_rows] int64
-    logprobs: list[TokenLogprobs | None]
+    row_logprobs: RowLogprobs | None  # None: no row asked
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs | None]:
+        """An entry a row, read from the device."""
+        entries: list[TokenLogprobs | None] = [None] * len(self.token_ids)
+        if self.row_logprobs is not None:
+            rows, counts, tensors = self.row_logprobs
+            columns = (tensor.tolist() for tensor in tensors)
+            for row, count, logprob, rank, ids, top in zip(rows, counts, *columns, strict=True):
+                entries[row] = TokenLogprobs(logprob, rank, ids[:count], top[:count])
+        return entries
 
 
 class Sampler:
@@ -93,27 +112,36 @@ class Sampler:
         self._features = np.zeros(num_slots, dtype=np.int64)
         self._output_at_least = np.zeros(num_slots, dtype=np.int64)  # a position
         self._num_logprobs = np.zeros(num_slots, dtype=np.int64)
-        types = dict.fromkeys(_FLOATS, torch.float32) | dict.fromkeys(_INTEGERS, torch.int64)
-        self._settings = {
-            name: torch.zeros(num_slots, dtype=dtype, device=device)
-            for name, dtype in types.items()
-        }
+        self._floats = torch.zeros(len(_FLOATS), num_slots, device=device)
+        self._integers = torch.zeros(len(_INTEGERS), num_slots, dtype=torch.int64, device=device)
+        self._settings = dict(zip(_FLOATS, self._floats, strict=True))
+        self._settings |= zip(_INTEGERS, self._integers, strict=True)
         self._stop_ids: dict[int, Tensor] = {}
         self._biases: dict[int, tuple[Tensor, Tensor]] = {}
         self._bad_words: dict[int, _BadWords] = {}
 
-    def add(self, row: NewRow) -> None:
-        """A request takes its slot. Token ids outside the vocabulary have no effect."""
+    def add(self, rows: Sequence[NewRow]) -> None:
+        """Requests take their slots. Token ids outside the vocabulary have no effect."""
+        if not rows:
+            return
+        for row in rows:
+            self._add(row)
+        slots = self._upload(np.array([row.slot for row in rows]))
+        floats = [[getattr(row.sampling, name) for row in rows] for name in _FLOATS]
+        integers = [
+            [min(row.sampling.top_k, self._vocab_size) for row in rows],
+            [_as_int64(row.seed) for row in rows],
+            [row.num_prompt_tokens for row in rows],
+        ]
+        self._floats[:, slots] = self._upload(np.array(floats, dtype=np.float32))
+        self._integers[:, slots] = self._upload(np.array(integers, dtype=np.int64))
+
+    def _add(self, row: NewRow) -> None:
         slot, params = row.slot, row.sampling
         features = _Feature.of(params, self._vocab_size)
         self._features[slot] = features
         self._output_at_least[slot] = row.num_prompt_tokens + params.min_tokens
         self._num_logprobs[slot] = min(params.logprobs or 0, self._vocab_size)
-        for name in _FLOATS:
-            self._settings[name][slot] = getattr(params, name)
-        self._settings["top_k"][slot] = min(params.top_k, self._vocab_size)
-        self._settings["seed"][slot] = _as_int64(row.seed)
-        self._settings["num_prompt_tokens"][slot] = row.num_prompt_tokens
         if features & _Feature.MIN_TOKENS:
             self._stop_ids[slot] = self._ids({*self._eos_token_ids, *params.stop_token_ids})
         if features & _Feature.LOGIT_BIAS:
@@ -140,23 +168,20 @@ class Sampler:
         """logits: [num_rows, vocab] float32, which it may change; token_pool: see InputBatch."""
         features = self._features[rows.slots]
         used = _Feature(int(np.bitwise_or.reduce(features)))
-        logprobs: list[TokenLogprobs | None] = [None] * len(logits)
         if not used:
-            return Sampled(logits.argmax(-1), logprobs)
+            return Sampled(logits.argmax(-1), None)
 
         wants_logprobs = np.flatnonzero(features & _Feature.LOGPROBS)
         model_logits = logits[self._upload(wants_logprobs)] if len(wants_logprobs) else logits
         if used & _EDITS:
             self._edit(logits, rows, features, token_pool)
         token_ids = self._choose(logits, rows, features)
-        if len(wants_logprobs):
-            chosen = token_ids[self._upload(wants_logprobs)]
-            counts = self._num_logprobs[rows.slots[wants_logprobs]]
-            for row, entry in zip(
-                wants_logprobs, _token_logprobs(model_logits, chosen, counts), strict=True
-            ):
-                logprobs[row] = entry
-        return Sampled(token_ids, logprobs)
+        if not len(wants_logprobs):
+            return Sampled(token_ids, None)
+        chosen = token_ids[self._upload(wants_logprobs)]
+        counts = self._num_logprobs[rows.slots[wants_logprobs]]
+        tensors = ops.chosen_logprobs(model_logits, chosen, int(counts.max()))
+        return Sampled(token_ids, RowLogprobs(wants_logprobs, counts, tensors))
 
     def _choose(self, logits: Tensor, rows: SamplingRows, features: Array) -> Tensor:
         """The likeliest token of greedy rows, a draw for the others: [num_rows] int64."""
@@ -231,16 +256,6 @@ class Sampler:
 
     def _upload(self, values: Array) -> Tensor:
         return torch.from_numpy(values).to(self._device)
-
-
-def _token_logprobs(logits: Tensor, token_ids: Tensor, counts: Array) -> list[TokenLogprobs]:
-    tensors = ops.chosen_logprobs(logits, token_ids, int(counts.max()))
-    return [
-        TokenLogprobs(logprob, rank, top_ids[:count], top_logprobs[:count])
-        for logprob, rank, top_ids, top_logprobs, count in zip(
-            *(tensor.tolist() for tensor in tensors), counts, strict=True
-        )
-    ]
 
 
 def _as_int64(seed: int) -> int:
