@@ -274,7 +274,7 @@ def test_logprobs_counts_differ_by_row_and_end_at_the_vocabulary():
     assert [len(entry.top_ids) for entry in entries] == [0, 20, 5]
     assert all(entry.rank == 1 for entry in entries)
     small = Sampler(1, vocab_size=4, eos_token_ids=(), device=torch.device("cpu"))
-    small.add(NewRow(0, [1], 1, SamplingParams(logprobs=20), 0))
+    small.add([NewRow(0, [1], 1, SamplingParams(logprobs=20), 0)])
     at = SamplingRows(np.array([0]), np.array([1]))
     [entry] = small.sample(torch.zeros(1, 4), at, torch.zeros(1, 8, dtype=torch.int32)).logprobs
     assert len(entry.top_ids) == 4
