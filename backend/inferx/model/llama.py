@@ -37,13 +37,13 @@ class LlamaForCausalLM:
         self.embed_tokens = Embedding(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
-        self.layers = [_Layer(config, i, dtype, device) for i in range(config.num_layers)]
+        self.layers = [Layer(config, i, dtype, device) for i in range(config.num_layers)]
         self.norm = _norm(config, dtype, device)
         self.lm_head = Linear(bias=False, dtype=dtype, device=device)
 
     def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
         """Writes the step's K and V; returns the final norm's output [num_tokens, hidden]."""
-        rotation = ops.plan_rope(batch.positions, self._inv_freq, self._rope_scaling)
+        rotation = self.rotation(batch.positions)
         windows = {layer.sliding_window for layer in self.layers}
         plans = {window: self._plan(batch, kv[0], window) for window in windows}
         step = _Step(rotation, batch.slot_mapping, plans)
@@ -57,6 +57,10 @@ class LlamaForCausalLM:
             x = layer.mlp(x)
             x = next_norm.add(x, residual)
         return x
+
+    def rotation(self, positions: Tensor) -> ops.Rotation:
+        """positions: [num_tokens] int64."""
+        return ops.plan_rope(positions, self._inv_freq, self._rope_scaling)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, hidden] -> [num_samples, vocab] float32."""
@@ -94,7 +98,7 @@ class LlamaForCausalLM:
                 self.layers[int(index)].load(module, kind, tensor)
 
 
-class _Layer:
+class Layer:
     def __init__(
         self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device
     ) -> None:

@@ -78,14 +78,16 @@ def size_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
     weight_bytes: int,
+    activation_bytes: int = 0,
 ) -> KVSize:
     """The pages there is room for, once the weights are loaded, and the longest text they hold.
 
+    activation_bytes: what steps take beside weights and pages.
     Raises ModelLoadError where that is less than one page, or than the max_model_len asked for.
     """
     a_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
-    block_bytes = a_token * config.block_size
-    free = available_memory(device)
+    block_bytes = a_token * config.page_size(device.type)
+    free = available_memory(device) - activation_bytes
     wanted = _kv_cache_bytes(config, device, free, weight_bytes, block_bytes)
     if wanted > free:
         raise load_error(
@@ -95,9 +97,9 @@ def size_kv_cache(
             "kv_cache_memory_bytes",
         )
     num_blocks = wanted // block_bytes
-    capacity = num_blocks * config.block_size
+    capacity = num_blocks * config.page_size(device.type)
     max_model_len = config.max_model_len or model.max_position_embeddings
-    needed = config.max_model_len or config.block_size
+    needed = config.max_model_len or config.page_size(device.type)
     if capacity < needed:
         raise load_error(
             source,
@@ -116,7 +118,7 @@ def _kv_cache_bytes(
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if device.type == "cpu":
-        longest = -(-(config.max_model_len or 0) // config.block_size) * block_bytes
+        longest = -(-(config.max_model_len or 0) // config.page_size(device.type)) * block_bytes
         return min(free // 2, max(_CPU_KV_BYTES, weight_bytes // 2, longest))
     total = torch.cuda.get_device_properties(device).total_memory
     return max(0, int(free - (1 - config.gpu_memory_utilization) * total))

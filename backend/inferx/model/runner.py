@@ -1,27 +1,21 @@
-"""ModelRunner: loads a model and executes plans on it."""
+"""ModelRunner: executes plans on any model, with the operations of any device."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 from inferx_kernels import ops
 from torch import Tensor
 
 from inferx.config import EngineConfig
-from inferx.engine.messages import EngineInfo
 from inferx.engine.plan import Plan, StepResult, TokenLogprobs
 from inferx.model.batch import KVCache
-from inferx.model.footprint import weight_bytes
 from inferx.model.input_batch import InputBatch, SamplingRows
-from inferx.model.placement import check_max_model_len, pick_device, pick_dtype, size_kv_cache
-from inferx.model.registry import load_config, load_model
+from inferx.model.loading import LoadedModel, Stages
+from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import Sampler
-from inferx.source import ModelSource
 
 _MAX_LOGITS = 2**23  # 32 MiB of float32 at a time; the sampler takes a few times as much
 
@@ -33,65 +27,46 @@ class ModelRunner:
     What fails in a plan is raised by its `collect`.
     """
 
-    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
-        """Loads the model. Raises ModelLoadError."""
-        self._seconds: dict[str, float] = {}
-        with self._timed("config"):
-            model_config = load_config(source)
-            check_max_model_len(config, source, model_config)
-            device = pick_device(config)
-            dtype = pick_dtype(config, model_config, device)
-        with self._timed("weights"):
-            ops.use_batch_invariant(config.batch_invariant)
-            self._model = load_model(source, model_config, dtype=dtype, device=device)
-        with self._timed("kv_cache"):
-            num_weight_bytes = weight_bytes(source, model_config, dtype)
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, stages: Stages) -> None:
+        """Raises ModelLoadError."""
+        self._model = loaded.model
+        self._device = device = loaded.device
+        ops.use_batch_invariant(config.batch_invariant)
+        with stages("kv_cache"):
             size = size_kv_cache(
                 config,
-                source,
-                model_config,
-                dtype=dtype,
+                loaded.source,
+                loaded.config,
+                dtype=loaded.dtype,
                 device=device,
-                weight_bytes=num_weight_bytes,
+                weight_bytes=loaded.weight_bytes,
             )
-            heads = model_config.num_kv_heads, model_config.head_dim
-            shape = (size.num_blocks, config.block_size, *heads)
+            heads = loaded.config.num_kv_heads, loaded.config.head_dim
+            shape = (size.num_blocks, config.page_size(device.type), *heads)
             # Uninitialized: on a CPU pages take no memory until they are first used
             self._kv = [
-                KVCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
-                for _ in range(model_config.num_layers)
+                KVCache(*(torch.empty(shape, dtype=loaded.dtype, device=device) for _ in range(2)))
+                for _ in range(loaded.config.num_layers)
             ]
             self._batch = InputBatch(
                 config.max_num_seqs,
                 max_model_len=size.max_model_len,
-                block_size=config.block_size,
+                block_size=config.page_size(device.type),
                 device=device,
             )
             self._sampler = Sampler(
                 config.max_num_seqs,
-                vocab_size=model_config.vocab_size,
-                eos_token_ids=model_config.eos_token_ids,
+                vocab_size=loaded.config.vocab_size,
+                eos_token_ids=loaded.config.eos_token_ids,
                 device=device,
             )
-        self._device = device
-        self._rows_at_once = max(1, _MAX_LOGITS // model_config.vocab_size)
+        self._rows_at_once = max(1, _MAX_LOGITS // loaded.config.vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inferx-runner")
         self._launched: deque[Future[StepResult]] = deque()
-        with self._timed("warm_up"):
+        with stages("warm_up"):
             self.launch(_WARM_UP)
             self.collect()
-        self.info = EngineInfo(
-            max_model_len=size.max_model_len,
-            vocab_size=model_config.vocab_size,
-            eos_token_ids=list(model_config.eos_token_ids),
-            block_size=config.block_size,
-            num_blocks=size.num_blocks,
-            device=device.type,
-            dtype=str(dtype).removeprefix("torch."),
-            weight_bytes=num_weight_bytes,
-            kv_cache_bytes=size.num_blocks * size.block_bytes,
-            load_seconds=self._seconds,
-        )
+        self.info = loaded.info(config, size, stages)
 
     def launch(self, plan: Plan) -> None:
         self._launched.append(self._thread.submit(self._execute, plan))
@@ -112,7 +87,7 @@ class ModelRunner:
         self._copy_pages(plan.page_copies)
         batch = self._batch.forward_batch(plan)
         hidden = self._model.forward(batch, self._kv)
-        rows = self._batch.sampling_rows(plan)
+        rows = SamplingRows.of(plan)
         return self._sample(hidden[batch.logits_indices], rows)
 
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
@@ -133,12 +108,6 @@ class ModelRunner:
             token_ids += [[token] for token in sampled.token_ids.tolist()]
             logprobs += [None if entry is None else [entry] for entry in sampled.logprobs]
         return StepResult(token_ids, logprobs)
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self._seconds[stage] = time.monotonic() - started
 
 
 # A token of slot 0 into page 0: nobody has them yet.

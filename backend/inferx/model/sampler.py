@@ -55,7 +55,7 @@ class _Feature(IntFlag):
 
 
 _EDITS = _Feature.BAD_WORDS | _Feature.LOGIT_BIAS | _Feature.MIN_TOKENS | _Feature.PENALTIES
-_FLOATS = (
+_FLOATS = (  # the sampling kernel takes the first three, and the first two integers
     "temperature", "min_p", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 _FILTERS = (
@@ -129,7 +129,7 @@ class Sampler:
         slots = self._upload(np.array([row.slot for row in rows]))
         floats = [[getattr(row.sampling, name) for row in rows] for name in _FLOATS]
         integers = [
-            [min(row.sampling.top_k, self._vocab_size) for row in rows],
+            [max(0, min(row.sampling.top_k, self._vocab_size)) for row in rows],
             [_as_int64(row.seed) for row in rows],
             [row.num_prompt_tokens for row in rows],
         ]
@@ -175,7 +175,7 @@ class Sampler:
         model_logits = logits[self._upload(wants_logprobs)] if len(wants_logprobs) else logits
         if used & _EDITS:
             self._edit(logits, rows, features, token_pool)
-        token_ids = self._choose(logits, rows, features)
+        token_ids = self._choose(logits, *rows, features)
         if not len(wants_logprobs):
             return Sampled(token_ids, None)
         chosen = token_ids[self._upload(wants_logprobs)]
@@ -183,16 +183,21 @@ class Sampler:
         tensors = ops.chosen_logprobs(model_logits, chosen, int(counts.max()))
         return Sampled(token_ids, RowLogprobs(wants_logprobs, counts, tensors))
 
-    def _choose(self, logits: Tensor, rows: SamplingRows, features: Array) -> Tensor:
+    def needs_reading(self, slots: Array) -> bool:
+        """Whether any of the slots' requests edits its logits, or wants to be told of them."""
+        return bool(np.any(self._features[slots] & (_EDITS | _Feature.LOGPROBS)))
+
+    def _choose(self, logits: Tensor, slots: Array, positions: Array, features: Array) -> Tensor:
         """The likeliest token of greedy rows, a draw for the others: [num_rows] int64."""
         index = np.flatnonzero(features & _Feature.RANDOM)
         if len(index) == len(logits):
-            return self._draw(logits, *rows, features)
+            return self._draw(logits, slots, positions, features)
         token_ids = logits.argmax(-1)
         if len(index):
             places = self._upload(index)
-            some = SamplingRows(rows.slots[index], rows.positions[index])
-            token_ids[places] = self._draw(logits[places], *some, features[index])
+            token_ids[places] = self._draw(
+                logits[places], slots[index], positions[index], features[index]
+            )
         return token_ids
 
     def _edit(

@@ -73,15 +73,18 @@ def decode_attention(
     block_table: Tensor,
     plan: DecodePlan,
     scale: float,
+    *,
+    out: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v of one token a row over its sequence's pages.
 
     q: [num_rows, num_heads, head_dim]; k_pages, v_pages:
     [num_blocks, block_size, num_kv_heads, head_dim], of q's type or e4m3, this step's written
-    already; block_table: [num_rows, max_blocks] int32. Returns a new tensor like q.
+    already; block_table: [num_rows, max_blocks] int32. Writes to `out`, contiguous like q, and
+    returns it; a new tensor if None.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     _launch(q, q.shape[1], k_pages, v_pages, block_table, plan, scale, out, config)
     return out
 

@@ -1,0 +1,137 @@
+"""Decode steps as CUDA graphs: a few batch sizes captured at load, and replayed with padding."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from inferx_kernels.rope import Rotation
+from inferx_kernels.triton.inputs import StepInputs, StepRows, prepare_inputs, store_tokens
+from torch import Tensor
+
+from inferx.engine.plan import Plan
+from inferx.model.batch import KVCache
+from inferx.model.gpu.attention import AttentionShape, StepAttention
+from inferx.model.gpu.llama import GpuLlama
+from inferx.model.gpu.sampler import GpuSampler
+from inferx.model.gpu.slots import Slots
+from inferx.model.gpu.upload import upload_into
+
+
+def bucket_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, then by 8 to 64, by 16 to 256, by 32 to 512, by 64 on; `largest` is the last."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32)]
+    sizes += range(512, largest + 64, 64)
+    return [size for size in sizes if size < largest] + [largest]
+
+
+class _Bucket(NamedTuple):
+    """Two graphs, so that logits can be edited between them."""
+
+    forward: Callable[[], object]
+    sample: Callable[[], object]
+
+
+class DecodeGraphs:
+    """Steps in which every row decodes. All buckets share buffers of the largest one's size."""
+
+    def __init__(
+        self,
+        model: GpuLlama,
+        slots: Slots,
+        sampler: GpuSampler,
+        kv: list[KVCache],
+        shape: AttentionShape,
+        *,
+        max_num_seqs: int,
+        vocab_size: int,
+    ) -> None:
+        """Captures all buckets, on the current stream's device."""
+        self._model, self._slots, self._sampler, self._kv = model, slots, sampler, kv
+        self._shape = shape
+        num_blocks, self._block_size = kv[0].k.shape[:2]
+        self._capacity = num_blocks * self._block_size
+        device = kv[0].k.device
+        state = slots.state
+
+        def zeros(*size: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        rotary_dim = state.rotation.cos.shape[-1]
+        self._rows = zeros(2 * max_num_seqs, dtype=torch.int32)
+        self._query_start = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._inputs = StepInputs(
+            zeros(max_num_seqs, dtype=torch.int64),
+            zeros(max_num_seqs, dtype=torch.int64),
+            Rotation(*(zeros(max_num_seqs, 1, rotary_dim, dtype=torch.float32) for _ in range(2))),
+            zeros(max_num_seqs, dtype=torch.int32),
+            zeros(max_num_seqs, state.block_table.shape[1], dtype=torch.int32),
+        )
+        self._logits = zeros(max_num_seqs, vocab_size, dtype=torch.float32)
+        self._tokens = zeros(max_num_seqs, dtype=torch.int64)
+        self._sizes = bucket_sizes(max_num_seqs)
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        # The largest first: the smaller ones' graphs find their memory in its
+        self._buckets = {size: self._bucket(size) for size in reversed(self._sizes)}
+
+    def forward(self, plan: Plan) -> Tensor:
+        """Launches the plan's forward pass; its logits, until the next step: [num_rows, vocab]."""
+        size = self._size_of(plan)
+        rows = np.full((2, size), -1, dtype=np.int32)
+        rows[0, : len(plan.slots)] = plan.slots
+        rows[1, : len(plan.slots)] = plan.starts
+        upload_into(self._rows[: 2 * size], rows.reshape(-1))
+        self._buckets[size].forward()
+        return self._logits[: len(plan.slots)]
+
+    def sample(self, plan: Plan) -> Tensor:
+        """Launches the choice of tokens by unedited logits: [num_rows] int64, stored already."""
+        self._buckets[self._size_of(plan)].sample()
+        return self._tokens[: len(plan.slots)]
+
+    def _size_of(self, plan: Plan) -> int:
+        return self._sizes[bisect.bisect_left(self._sizes, len(plan.slots))]
+
+    def _bucket(self, size: int) -> _Bucket:
+        rows = StepRows(
+            self._rows[:size], self._rows[size : 2 * size], self._query_start[: size + 1]
+        )
+        whole = self._inputs
+        inputs = StepInputs(
+            whole.token_ids[:size],
+            whole.slot_mapping[:size],
+            Rotation(whole.rotation.cos[:size], whole.rotation.sin[:size]),
+            whole.seq_lens[:size],
+            whole.block_table[:size],
+        )
+        state = self._slots.state
+        max_tokens = min(self._capacity, size * state.token_pool.shape[1])
+        plans = self._shape.decode_plans(size, max_tokens, self._rows.device)
+        step = StepAttention(inputs, size, plans, None)
+
+        def forward() -> None:
+            prepare_inputs(rows, state, inputs, block_size=self._block_size, max_query_len=1)
+            hidden = self._model.forward(step, self._kv)
+            self._model.logits(hidden, self._logits[:size])
+
+        def sample() -> None:
+            # A row's length is the position of the token that it lacks
+            tokens = self._sampler.choose(self._logits[:size], rows.slots, inputs.seq_lens)
+            self._tokens[:size].copy_(tokens)
+            store_tokens(state.token_pool, rows.slots, inputs.seq_lens, tokens)
+
+        self._rows.fill_(-1)
+        return _Bucket(self._captured(forward), self._captured(sample))
+
+    def _captured(self, run: Callable[[], None]) -> Callable[[], object]:
+        """`run` as a graph; itself where there are none, on a CPU."""
+        run()  # compiles, and allocates what outlives a step
+        if self._pool is None:
+            return run
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+            run()
+        return graph.replay

@@ -1,0 +1,113 @@
+"""A Llama-like model's forward pass in our kernels, over the weights of a LlamaForCausalLM."""
+
+from __future__ import annotations
+
+import torch
+from inferx_kernels.triton.linear import gemv
+from inferx_kernels.triton.rows import Quantized, norm_rows, silu_mul_rows
+from torch import Tensor
+
+from inferx.model.batch import KVCache
+from inferx.model.gpu.attention import StepAttention
+from inferx.model.gpu.products import Way, library, quantized, skinny, vector, way_of
+from inferx.model.layers import RMSNorm
+from inferx.model.llama import Layer, LlamaForCausalLM
+
+
+class GpuLlama:
+    """Steps begin with an ordinary kernel, the embedding: the chain of dependent launches, in
+    which a kernel starts before its predecessor has ended, begins behind it."""
+
+    def __init__(self, model: LlamaForCausalLM, dtype: torch.dtype) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._weight_dtype = model.layers[0].qkv_proj.packed.weight.dtype
+
+    def forward(self, step: StepAttention, kv: list[KVCache]) -> Tensor:
+        """Writes K and V; returns the final norm's output: [num_tokens, hidden_size]."""
+        step.plan()
+        h = self._model.embed_tokens(step.inputs.token_ids)
+        way = way_of(len(h), self._weight_dtype)
+        if step.prompts is not None or way is Way.LIBRARY:
+            return self._by_library(h, step, kv)
+        run = self._one_token if way is Way.VECTOR else self._few_tokens
+        for layer, cache in zip(self._model.layers, kv, strict=True):
+            h = run(h, layer, step, cache)
+        return _normed(h, self._model.norm)
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size] float32, in `out` if given."""
+        weight = self._model.lm_head.packed.weight
+        if len(hidden) == 1:
+            logits = gemv(hidden, weight, out_dtype=torch.float32)
+        elif hidden.is_cuda:
+            return torch.mm(hidden, weight.T, out_dtype=torch.float32, out=out)
+        else:
+            logits = torch.mm(hidden, weight.T).float()
+        return logits if out is None else out.copy_(logits)
+
+    def _one_token(self, h: Tensor, layer: Layer, step: StepAttention, kv: KVCache) -> Tensor:
+        norm = layer.input_norm
+        qkv = vector(h, layer.qkv_proj.packed, norm_weight=norm.weight, eps=norm.eps)
+        attended = step.decode(qkv, kv, layer.sliding_window, *_qk_norm(layer))
+        h = vector(attended, layer.o_proj.packed, residual=h)
+        norm = layer.post_attention_norm
+        gated = vector(
+            h, layer.gate_up_proj.packed, norm_weight=norm.weight, eps=norm.eps, silu_mul=True
+        )
+        return vector(gated, layer.down_proj.packed, residual=h)
+
+    def _few_tokens(self, h: Tensor, layer: Layer, step: StepAttention, kv: KVCache) -> Tensor:
+        dtype = self._dtype
+        qkv_proj, o_proj = layer.qkv_proj.packed, layer.o_proj.packed
+        gate_up_proj, down_proj = layer.gate_up_proj.packed, layer.down_proj.packed
+        qkv = skinny(self._input(h, layer.input_norm), qkv_proj, dtype=dtype)
+        attended = step.decode(qkv, kv, layer.sliding_window, *_qk_norm(layer))
+        h = skinny(quantized(attended, o_proj), o_proj, dtype=dtype, residual=h)
+        x = self._input(h, layer.post_attention_norm)
+        gated = skinny(x, gate_up_proj, dtype=dtype, silu_mul=True)
+        return skinny(quantized(gated, down_proj), down_proj, dtype=dtype, residual=h)
+
+    def _by_library(self, residual: Tensor, step: StepAttention, kv: list[KVCache]) -> Tensor:
+        dtype, fp8 = self._dtype, self._is_fp8
+        layers = self._model.layers
+        next_norms = [*(layer.input_norm for layer in layers[1:]), self._model.norm]
+        x = self._input(residual, layers[0].input_norm)
+        for layer, cache, next_norm in zip(layers, kv, next_norms, strict=True):
+            qkv, late = library(x, layer.qkv_proj.packed, dtype=dtype)
+            attended = step.mixed(qkv, late, cache, layer.sliding_window, *_qk_norm(layer))
+            o_proj = layer.o_proj.packed
+            y, late = library(quantized(attended, o_proj), o_proj, dtype=dtype)
+            norm = layer.post_attention_norm
+            x = norm_rows(y, norm.weight, norm.eps, residual=residual, late=late, quantize=fp8)
+            gate_up, late = library(x, layer.gate_up_proj.packed, dtype=dtype)
+            gated = silu_mul_rows(gate_up, late=late, quantize=fp8)
+            y, late = library(gated, layer.down_proj.packed, dtype=dtype)
+            x = norm_rows(
+                y,
+                next_norm.weight,
+                next_norm.eps,
+                residual=residual,
+                late=late,
+                quantize=fp8 and next_norm is not self._model.norm,
+            )
+        assert isinstance(x, Tensor)
+        return x
+
+    @property
+    def _is_fp8(self) -> bool:
+        return self._weight_dtype == torch.float8_e4m3fn
+
+    def _input(self, h: Tensor, norm: RMSNorm) -> Tensor | Quantized:
+        """A product's input: normed, and quantized where weights are fp8."""
+        return norm_rows(h, norm.weight, norm.eps, quantize=self._is_fp8)
+
+
+def _normed(h: Tensor, norm: RMSNorm) -> Tensor:
+    x = norm_rows(h, norm.weight, norm.eps)
+    assert isinstance(x, Tensor)
+    return x
+
+
+def _qk_norm(layer: Layer) -> tuple[Tensor | None, float]:
+    return (None, 0.0) if layer.qk_norm is None else (layer.qk_norm.weight, layer.qk_norm.eps)

@@ -1,0 +1,67 @@
+"""A model on its device, with what its runner has to know; how long each stage took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from inferx.config import EngineConfig
+from inferx.engine.messages import EngineInfo
+from inferx.model.config import ModelConfig
+from inferx.model.footprint import weight_bytes
+from inferx.model.placement import KVSize, check_max_model_len, pick_device, pick_dtype
+from inferx.model.registry import CausalLM, load_config, load_model
+from inferx.source import ModelSource
+
+
+class Stages:
+    """Seconds that each stage of a start took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[stage] = time.monotonic() - started
+
+
+class LoadedModel(NamedTuple):
+    source: ModelSource
+    config: ModelConfig
+    model: CausalLM
+    device: torch.device
+    dtype: torch.dtype
+    weight_bytes: int
+
+    @classmethod
+    def load(cls, config: EngineConfig, source: ModelSource, stage: Stages) -> LoadedModel:
+        """Raises ModelLoadError."""
+        with stage("config"):
+            model_config = load_config(source)
+            check_max_model_len(config, source, model_config)
+            device = pick_device(config)
+            dtype = pick_dtype(config, model_config, device)
+        with stage("weights"):
+            model = load_model(source, model_config, dtype=dtype, device=device)
+        num_bytes = weight_bytes(source, model_config, dtype)
+        return cls(source, model_config, model, device, dtype, num_bytes)
+
+    def info(self, config: EngineConfig, size: KVSize, stages: Stages) -> EngineInfo:
+        return EngineInfo(
+            max_model_len=size.max_model_len,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=list(self.config.eos_token_ids),
+            block_size=config.page_size(self.device.type),
+            num_blocks=size.num_blocks,
+            device=self.device.type,
+            dtype=str(self.dtype).removeprefix("torch."),
+            weight_bytes=self.weight_bytes,
+            kv_cache_bytes=size.num_blocks * size.block_bytes,
+            load_seconds=stages.seconds,
+        )
