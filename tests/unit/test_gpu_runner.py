@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import kernel_cases as cases
@@ -54,7 +54,7 @@ def run(
     info = runner.info
     pool = PagePool(info.num_blocks, info.block_size, enable_prefix_caching=caching)
     scheduler = Scheduler(
-        pool=pool, max_num_seqs=4, max_num_batched_tokens=budget,
+        pool=pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=budget,
         max_model_len=info.max_model_len, eos_token_ids=info.eos_token_ids,
     )  # fmt: skip
     core = EngineCore(scheduler, runner, overlap=config.enable_async_batch)
@@ -85,3 +85,61 @@ def test_mixed_and_decode_steps_equal_the_reference_runner(folder: Path) -> None
     params = [greedy()] * len(LENGTHS)
     expected, _ = run(ModelRunner, folder, params)
     assert run(GpuRunner, folder, params)[0] == expected
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smollm2")
+    make_tiny_model(folder, "smollm2")
+    return folder
+
+
+def test_chunks_a_tiny_pool_and_no_overlap_change_nothing(smollm2: Path) -> None:
+    params = [greedy()] * 4
+    lengths = (16, 32, 15, 31)  # every request soon needs one page more
+    expected, _ = run(ModelRunner, smollm2, params, lengths=lengths)
+    settings = {"budget": 50, "num_gpu_blocks_override": 5, "max_model_len": 64}
+    got, core = run(
+        GpuRunner, smollm2, params, lengths=lengths, enable_async_batch=False, **settings
+    )
+    assert got == expected
+    assert core.stats().preemptions > 0
+
+
+def test_prefix_hits_change_nothing(smollm2: Path) -> None:
+    params = [greedy(3)] * 4
+    lengths = (40, 40, 40, 40)
+    expected, _ = run(ModelRunner, smollm2, params, lengths=lengths, budget=40)
+    assert run(GpuRunner, smollm2, params, lengths=lengths, budget=40, caching=True)[0] == expected
+
+
+def test_more_rows_than_a_few_go_through_the_library(smollm2: Path) -> None:
+    lengths = [3] * 20
+    params = [greedy(3)] * 20
+    settings = {"max_num_seqs": 20, "lengths": lengths}
+    expected, _ = run(ModelRunner, smollm2, params, **settings)
+    assert run(GpuRunner, smollm2, params, **settings)[0] == expected
+
+
+def test_rows_of_all_kinds_of_sampling_share_a_batch(smollm2: Path) -> None:
+    params = [
+        greedy(),
+        SamplingParams(temperature=0.8, seed=1, top_k=20, max_tokens=COUNT, ignore_eos=True),
+        SamplingParams(temperature=1.2, seed=2, top_p=0.7, max_tokens=COUNT, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=3, min_p=0.1, max_tokens=COUNT, ignore_eos=True),
+    ]
+    expected, _ = run(ModelRunner, smollm2, params)
+    assert run(GpuRunner, smollm2, params)[0] == expected
+
+
+def test_edited_logits_are_sampled_between_the_two_graphs(smollm2: Path) -> None:
+    params = [
+        greedy(),
+        SamplingParams(temperature=0, logit_bias={7: 50.0}, max_tokens=COUNT, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=3.0, max_tokens=COUNT, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=5, logprobs=2, max_tokens=COUNT, ignore_eos=True),
+    ]
+    expected, _ = run(ModelRunner, smollm2, params)
+    got, _ = run(GpuRunner, smollm2, params)
+    assert got == expected
+    assert set(got[1]) == {7}
