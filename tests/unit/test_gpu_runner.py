@@ -95,13 +95,10 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_chunks_a_tiny_pool_and_no_overlap_change_nothing(smollm2: Path) -> None:
-    params = [greedy()] * 4
-    lengths = (16, 32, 15, 31)  # every request soon needs one page more
-    expected, _ = run(ModelRunner, smollm2, params, lengths=lengths)
-    settings = {"budget": 50, "num_gpu_blocks_override": 5, "max_model_len": 64}
-    got, core = run(
-        GpuRunner, smollm2, params, lengths=lengths, enable_async_batch=False, **settings
-    )
+    params = [greedy(18)] * 2
+    expected, _ = run(ModelRunner, smollm2, params, lengths=(15, 31))
+    settings = {"num_gpu_blocks_override": 4, "max_model_len": 64, "enable_async_batch": False}
+    got, core = run(GpuRunner, smollm2, params, lengths=(15, 31), budget=20, **settings)
     assert got == expected
     assert core.stats().preemptions > 0
 
