@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 from inferx_kernels.rope import Rotation
-from inferx_kernels.triton import attention, device, linear, rows, sampling, widen
+from inferx_kernels.triton import attention, device, inputs, linear, rows, sampling, widen
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -99,6 +99,19 @@ def compile_sampling() -> None:
     sampling.sample(torch.zeros(2, 128_256), ones, integers, ones, ones, integers, integers)
 
 
+def compile_inputs() -> None:
+    integers = torch.zeros(3, dtype=torch.int32)
+    tokens = torch.zeros(2, dtype=torch.int64)
+    rotation = Rotation(*(torch.zeros(8, 1, 128) for _ in range(2)))
+    pool, table = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32)
+    state = inputs.SlotState(pool, table, rotation)
+    step_rows = inputs.StepRows(integers[:2], integers[:2], integers)
+    step = inputs.StepInputs(tokens, tokens, rotation, integers[:2], table[:2])
+    for max_query_len in (1, 20):
+        inputs.prepare_inputs(step_rows, state, step, block_size=64, max_query_len=max_query_len)
+    inputs.store_tokens(pool, integers[:2], integers[:2], tokens)
+
+
 if __name__ == "__main__":
     only_compile()
     assert not device.INTERPRETED.value
@@ -107,3 +120,4 @@ if __name__ == "__main__":
     compile_attention(14, 2, 80, E4M3)
     compile_rows()
     compile_sampling()
+    compile_inputs()

@@ -126,22 +126,23 @@ class GpuRunner:
         self._slots.apply(plan)
         self._sampler.add(plan.new_rows)
         self._copy_pages(plan.page_copies)
-        decodes_alone = plan.num_decodes == len(plan.slots)
-        logits = self._graphs.forward(plan) if decodes_alone else self._forward(plan, self._kv)
         rows = SamplingRows.of(plan)
-        if self._sampler.needs_reading(rows.slots):
-            sampled = self._sampler.sample(logits, rows, self._slots.state.token_pool)
-        elif decodes_alone:
-            return _Launched(Download([self._graphs.sample(plan)]), None)
+        if plan.num_decodes == len(plan.slots):
+            logits = self._graphs.forward(plan)
+            if not self._sampler.needs_reading(rows.slots):
+                return _Launched(Download([self._graphs.sample(plan)]), None)
         else:
-            slots, positions = self._upload(rows.slots), self._upload(rows.positions)
-            sampled = Sampled(self._sampler.choose(logits, slots, positions), None)
+            hidden = self._forward(plan, self._kv)
+            if not len(rows.slots):  # prompts that go on in the next step
+                return _Launched(Download([hidden.new_empty(0, dtype=torch.int64)]), None)
+            logits = self._model.logits(hidden)
+        sampled = self._sampler.sample(logits, rows, self._slots.state.token_pool)
         self._store(rows, sampled.token_ids)
         tensors = [] if sampled.row_logprobs is None else list(sampled.row_logprobs.tensors)
         return _Launched(Download([sampled.token_ids, *tensors]), sampled.row_logprobs)
 
     def _forward(self, plan: Plan, kv: list[KVCache]) -> Tensor:
-        """A step with prompts in it; returns the sampling rows' logits."""
+        """A step with prompts in it; returns the sampling rows' hidden states."""
         counts = np.array(plan.num_tokens)
         ends = counts.cumsum()
         seq_lens = np.array(plan.starts) + counts
@@ -164,7 +165,7 @@ class GpuRunner:
         )
         hidden = self._model.forward(StepAttention(inputs, decodes, plans, prompts), kv)
         samples = np.array(plan.samples, dtype=bool)
-        return self._model.logits(hidden[self._upload(ends[samples] - 1)])
+        return hidden[self._upload(ends[samples] - 1)]
 
     def _inputs(self, num_rows: int, num_tokens: int, num_columns: int) -> StepInputs:
         def empty(*size: int, dtype: torch.dtype) -> Tensor:
@@ -212,9 +213,8 @@ class GpuRunner:
         before = _allocated(self._device)
         self._slots.apply(plan)
         self._sampler.add(plan.new_rows)
-        logits = self._forward(plan, kv)
-        rows = SamplingRows.of(plan)
-        self._sampler.choose(logits, self._upload(rows.slots), self._upload(rows.positions))
+        logits = self._model.logits(self._forward(plan, kv))
+        self._sampler.sample(logits, SamplingRows.of(plan), self._slots.state.token_pool)
         return _peak(self._device) - before
 
 
