@@ -16,6 +16,7 @@ from inferx.errors import ConfigError, unknown_name
 
 _INT64 = 2**63 - 1  # the largest number that the wire to the engine carries
 Positive = Annotated[int, msgspec.Meta(ge=1, le=_INT64)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -48,13 +49,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
 
     # The channel
-    max_queue_size: Annotated[int, msgspec.Meta(ge=0, le=_INT64)] = 1024  # waiting beyond max_num_seqs
+    max_queue_size: Count = 1024  # waiting beyond max_num_seqs
     response_shards: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8  # threads that send responses
     request_timeout: Seconds = 3600.0  # a request's longest life, queue included
     drain_timeout: Seconds = 20.0  # unload and shutdown wait this long, then cancel
     heartbeat_timeout: Seconds = 30.0  # without an answer for this long the engine counts as dead
     start_timeout: Seconds = 600.0
-    max_engine_restarts: Annotated[int, msgspec.Meta(ge=0, le=_INT64)] = 3  # within ten minutes
+    max_engine_restarts: Count = 3  # within ten minutes
 
     # engine: synthetic
     synthetic_step_time: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005  # seconds a step
