@@ -69,6 +69,16 @@ def test_text_that_is_no_unicode_is_refused_by_name(name: str) -> None:
     assert refusal(**{name: "a\ud800"}).startswith(f"{name} is 'a\\ud800'")
 
 
+@pytest.mark.parametrize(("name", "count", "length"), [("stop", 64, 1024), ("bad_words", 256, 128)])
+def test_lists_of_strings_are_bounded_in_number_and_length(
+    name: str, count: int, length: int
+) -> None:
+    expected = f"expected a non-empty string or a list of at most {count}, each up to {length} "
+    SamplingParams.parse({name: ["a" * length] * count})
+    for wrong in (["a"] * (count + 1), ["a" * (length + 1)], [""], "", [1], 5):
+        assert expected in refusal(**{name: wrong})
+
+
 def test_what_parse_takes_survives_the_wire() -> None:
     params = SamplingParams.parse({"stop": ["é", "\0"], "logit_bias": {"7": -100}, "seed": -1})
     encoded = msgspec.msgpack.encode(params)

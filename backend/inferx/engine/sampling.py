@@ -20,6 +20,7 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 128  # the sampler compares all words, as long as the longest, each step
 MAX_CACHE_SALT_LENGTH = 256
 GREEDY_TEMPERATURE = 1e-5  # below it, a softmax is one-hot in fp32: choose the maximum instead
 _INT32 = 2**31 - 1
@@ -227,7 +228,7 @@ _READERS: dict[str, Any] = {
     "ignore_eos": read_boolean,
     "logprobs": _logprobs,
     "logit_bias": _logit_bias,
-    "bad_words": _strings(MAX_BAD_WORDS, MAX_STOP_LENGTH),
+    "bad_words": _strings(MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
     "skip_special_tokens": read_boolean,
     "priority": integer_between(-_INT32, _INT32),
     "sparsity": _sparsity,
