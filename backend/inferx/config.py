@@ -14,7 +14,9 @@ import msgspec
 
 from inferx.errors import ConfigError, unknown_name
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+_INT64 = 2**63 - 1  # the largest number that the wire to the engine carries
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_INT64)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -37,7 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: Positive | None = None  # None: 512 on a CPU, 8192 on a GPU
     enable_async_batch: bool = True  # plan step n+1 while step n runs
     batch_invariant: bool = False  # the same tokens whoever shares the batch; slower
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64)] = 0
 
     # KV pages
     block_size: Positive | None = None  # tokens a page, a multiple of 16; None: 16, or 64 on a GPU
@@ -47,13 +49,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
 
     # The channel
-    max_queue_size: Annotated[int, msgspec.Meta(ge=0)] = 1024  # waiting beyond max_num_seqs
+    max_queue_size: Count = 1024  # waiting beyond max_num_seqs
     response_shards: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8  # threads that send responses
     request_timeout: Seconds = 3600.0  # a request's longest life, queue included
     drain_timeout: Seconds = 20.0  # unload and shutdown wait this long, then cancel
     heartbeat_timeout: Seconds = 30.0  # without an answer for this long the engine counts as dead
     start_timeout: Seconds = 600.0
-    max_engine_restarts: Annotated[int, msgspec.Meta(ge=0)] = 3  # within ten minutes
+    max_engine_restarts: Count = 3  # within ten minutes
 
     # engine: synthetic
     synthetic_step_time: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005  # seconds a step
@@ -94,7 +96,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             given = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{path.name} is missing: it names the model to serve") from None
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path.name} is not readable JSON: {error}") from None
         if not isinstance(given, dict):
             raise ConfigError(f"{path.name} holds no JSON object of settings")

@@ -7,6 +7,7 @@ nothing. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. No t
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MAX_ENTRIES = 1 << 20  # metadata entries, tensors; real files have some hundreds
 _MAX_NAME = 1 << 16  # bytes
+_MAX_HEADER = 64 << 20  # bytes; those of the largest vocabularies have some 20 MiB
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -103,10 +105,17 @@ class _Header:
         self.at += layout.size
         return value
 
+    def expect(self, num_bytes: int) -> None:
+        """What follows has at least so many. As Python's objects it takes some ten times as many:
+        what no header needs is refused before they are made."""
+        if num_bytes > self.size - self.at:
+            raise GGUFError("the file is truncated in its header")
+        if self.at + num_bytes > _MAX_HEADER:
+            raise GGUFError(f"its header takes more than {_MAX_HEADER >> 20} MiB")
+
     def text(self) -> str:
         length = self.scalar("Q")
-        if length > self.size - self.at:
-            raise GGUFError("the file is truncated in its header")
+        self.expect(length)
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8")
 
@@ -130,15 +139,13 @@ class _Header:
         if kind == _ARRAY:
             raise GGUFError("its header holds an array of arrays, which is not read")
         if kind == _STRING:
-            if length > (self.size - self.at) // 8:
-                raise GGUFError("the file is truncated in its header")
+            self.expect(8 * length)
             text: Callable[[], str] = self.text
             return [text() for _ in range(length)]
         if kind not in _SCALARS:
             raise GGUFError(f"its header is damaged: there is no value type {kind}")
         code = _SCALARS[kind]
-        if length > (self.size - self.at) // struct.calcsize(code):
-            raise GGUFError("the file is truncated in its header")
+        self.expect(length * struct.calcsize("<" + code))
         values = struct.unpack_from(f"<{length}{code}", self.data, self.at)
         self.at += struct.calcsize(f"<{length}{code}")
         return list(values)
@@ -181,7 +188,7 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> Tensor
             f"tensor {name!r} has rows of {shape[-1]}, not a multiple of "
             f"{ggml_type.name}'s block of {block_size}"
         )
-    num_elements = 1
-    for size in shape:
-        num_elements *= size
+    num_elements = math.prod(shape)
+    if num_elements == 0:
+        raise GGUFError(f"tensor {name!r} has no elements")
     return TensorInfo(name, shape, ggml_type, offset, num_elements // block_size * type_size)

@@ -147,6 +147,7 @@ class LLM:
     ) -> _Generation:
         if params.n != 1:
             raise InvalidArgument(f"n is {params.n}: expected 1; give the prompt {params.n} times")
+        params = params.validated()
         prompt_token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         banned = bad_words_token_ids(self.tokenizer, params.bad_words)
         params = msgspec.structs.replace(params, bad_words_token_ids=banned)

@@ -22,6 +22,7 @@ PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PACKAGE_NAME = re.compile(r"[A-Za-z_]\w*")
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+_SUBFOLDER = "additional_chat_templates"  # the only one of a model's folder that is read
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 
 
@@ -149,7 +150,7 @@ def _source(path: Path, name: str, allowed: Sequence[Path] | None) -> ModelSourc
         raise ModelLoadError(f"model {name!r}: there is no such file or folder")
     files = sorted(entry for entry in path.iterdir() if entry.is_file() or entry.is_symlink())
     if allowed is not None:
-        _refuse_escapes(files, path, name, allowed)
+        _refuse_escapes([*files, *sorted((path / _SUBFOLDER).glob("*"))], path, name, allowed)
     safetensors = [file for file in files if file.suffix == ".safetensors"]
     ggufs = [file for file in files if file.suffix == ".gguf"]
     if safetensors and (path / "config.json").is_file():

@@ -127,6 +127,14 @@ def test_a_template_that_needs_too_much_ends_and_says_so(template: str) -> None:
     )
 
 
+def test_the_memory_of_a_rendering_is_bounded() -> None:
+    template = "{{ ('a' * 200_000_000) | length }}"
+    narrow, wide = (TemplateLimits(max_bytes=size << 20) for size in (128, 512))
+    with pytest.raises(InvalidArgument, match="memory"):
+        ChatTemplate({"default": template}, {}, narrow).render([USER])
+    assert ChatTemplate({"default": template}, {}, wide).render([USER]) == "200000000"
+
+
 def test_rendering_goes_on_after_a_template_was_ended() -> None:
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = f"{{% if messages[0].content == 'loop' %}}{loop}{{% endif %}}ok"
@@ -200,6 +208,11 @@ def test_deeply_nested_messages_are_refused() -> None:
         nested = [nested]
     with pytest.raises(InvalidArgument, match="nested too deeply"):
         render("x", [{"role": "user", "content": nested}])
+
+
+def test_a_chat_of_a_million_values_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="the template variables is nested too deeply or has"):
+        render("x", documents=[None] * (1 << 20))
 
 
 def test_tools_and_variables_are_checked() -> None:

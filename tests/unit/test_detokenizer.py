@@ -109,6 +109,13 @@ def test_a_character_is_held_until_its_last_byte() -> None:
     assert stream.flush() == ""
 
 
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_a_character_that_the_prompt_begins_belongs_to_the_output(split: int) -> None:
+    ids = bytes_ids("🎉".encode())
+    stream = byte_fallback().detokenizer(prompt_token_ids=ids[:split])
+    assert stream.push(ids[split:]) == "🎉"
+
+
 def test_an_incomplete_character_at_the_end_is_one_replacement_character() -> None:
     ids = smollm2().encode("ok 🎉")
     stream = smollm2().detokenizer()

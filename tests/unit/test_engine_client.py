@@ -120,6 +120,14 @@ def test_a_sink_that_raises_harms_no_other_request(client):
     wait_until(lambda: client.num_in_flight == 0)
 
 
+def test_a_request_that_cannot_be_sent_leaves_no_trace(client):
+    unsendable = SamplingParams(stop=("\ud800",))
+    for _ in range(9):  # more than the queue holds
+        with pytest.raises(UnicodeEncodeError):
+            client.submit([1], [unsendable], Outputs())
+    assert client.num_in_flight == 0
+
+
 def test_draining_refuses_new_requests_and_finishes_the_others(client):
     outputs = Outputs()
     (uid,) = client.submit([1], [SamplingParams(max_tokens=100)], outputs)

@@ -116,3 +116,27 @@ def test_what_is_no_gguf_is_told_apart(content: bytes, says: str, tmp_path: Path
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(GGUFError, match=says):
         read_gguf(tmp_path / "x.gguf")
+
+
+def text(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content
+
+
+def test_a_tensor_without_elements_is_refused_by_name(tmp_path: Path) -> None:
+    info = text(b"x") + struct.pack("<IQQIQ", 2, 32, 0, 0, 0)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + info + bytes(64))
+    with pytest.raises(GGUFError, match="tensor 'x' has no elements"):
+        read_gguf(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("kind", [0, 8])
+def test_a_header_larger_than_any_models_is_refused_before_it_fills_memory(
+    kind: int, tmp_path: Path
+) -> None:
+    length = 80 << 20  # bytes; of numbers or empty strings, each a Python object
+    array = struct.pack("<IIQ", 9, kind, length if kind == 0 else length // 8)
+    with (tmp_path / "x.gguf").open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text(b"x") + array)
+        file.truncate(file.tell() + length)
+    with pytest.raises(GGUFError, match="its header takes more than 64 MiB"):
+        read_gguf(tmp_path / "x.gguf")

@@ -47,6 +47,14 @@ def test_a_stop_string_cuts_text_and_tokens_and_ends_the_request(llm):
     assert len(result.logprobs) == len(result.token_ids)
 
 
+@pytest.mark.parametrize(
+    "params", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"stop": ("\ud800",)}]
+)
+def test_parameters_out_of_bounds_are_refused_by_name(llm, params):
+    with pytest.raises(InvalidArgument, match=f"^{next(iter(params))} is "):
+        llm.generate(["x"], SamplingParams(**params))
+
+
 def test_the_stream_joins_to_the_text(llm):
     params = SamplingParams(max_tokens=60)
     deltas = list(llm.stream("x", params))

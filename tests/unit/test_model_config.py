@@ -179,6 +179,10 @@ def test_every_eos_id_counts(tmp_path: Path) -> None:
         ({"hidden_size": 2**60}, "hidden_size"),
         ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
+        (
+            {"num_attention_heads": 128, "num_key_value_heads": 128, "head_dim": None},
+            "128 attention heads need a hidden_size of at least as much, not 64",
+        ),
         ({"hidden_act": "relu"}, "'relu'"),
         ({"head_dim": 15}, "even head_dim"),
         ({"model_type": "internlm3"}, "model_type 'internlm3'"),
@@ -247,7 +251,9 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
     assert "adapter" in refusal(source)
 
 
-def gguf_with(path: Path, arch: str = "llama", **entries: Any) -> ModelSource:
+def gguf_with(
+    path: Path, arch: str = "llama", *, rope_freqs: np.ndarray | None = None, **entries: Any
+) -> ModelSource:
     """A GGUF of a one-layer Llama's metadata with other entries; None drops one."""
     given: dict[str, Any] = {
         "block_count": 1,
@@ -274,6 +280,8 @@ def gguf_with(path: Path, arch: str = "llama", **entries: Any) -> ModelSource:
             case list():
                 writer.add_array(key, value)
     writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", rope_freqs)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -287,6 +295,7 @@ def gguf_with(path: Path, arch: str = "llama", **entries: Any) -> ModelSource:
         ("mamba", {}, "architecture 'mamba'"),
         ("llama", {"expert_count": 8}, "mixtures of experts"),
         ("llama", {"split.count": 2}, "split GGUF"),
+        ("llama", {"split.count": "2"}, "split GGUF"),
         ("llama", {"block_count": None}, "lacks the entry 'llama.block_count'"),
         ("llama", {"block_count": 0}, "'llama.block_count' is 0"),
         ("llama", {"block_count": "2"}, "expected an integer between 1 and 4096"),
@@ -302,3 +311,10 @@ def test_a_gguf_that_cannot_be_served_is_refused(
     arch: str, entries: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     assert says in refusal(gguf_with(tmp_path, arch, **entries))
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 2**31 - 2])
+def test_rotary_frequencies_that_are_not_llama3s_are_refused(head_dim: int, tmp_path: Path) -> None:
+    sizes = {f"attention.{kind}_length": head_dim for kind in ("key", "value")}
+    source = gguf_with(tmp_path, rope_freqs=np.full(4, 3.0, np.float32), **sizes)
+    assert "'rope_freqs.weight'" in refusal(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferx.engine.messages import EngineRequest, RequestOutput
 from inferx.engine.scheduler import Scheduler
-from scheduling import make_scheduler, planned, prompt_of, request, result, rows
+from scheduling import EOS, make_scheduler, planned, prompt_of, request, result, rows, step
 
 
 def serve(scheduler: Scheduler, *requests: EngineRequest) -> None:
@@ -27,6 +27,25 @@ def test_a_follow_up_shares_full_pages_of_prompt_and_output() -> None:
     assert plan.block_updates == [(0, 0, [0, 1, 2])]
     stats = scheduler.stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (56, 32)
+
+
+def test_the_pages_that_an_output_fills_are_shared_while_it_grows() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(0, prompt_of(20)))
+    for token in range(50, 63):
+        step(scheduler, token)
+    scheduler.add(request(1, [*prompt_of(20), *range(50, 62), 7, 7]))
+    assert rows(planned(scheduler)) == [(0, 32, 1, True), (1, 32, 2, True)]
+
+
+def test_a_page_that_the_stop_token_fills_while_it_is_in_flight_is_shared() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request(0, prompt_of(15)))
+    planned(scheduler)
+    planned(scheduler)  # computes the token that turns out to be the stop token
+    scheduler.update(result(EOS[0]))
+    scheduler.add(request(1, [*prompt_of(15), EOS[0], 7]))
+    assert rows(planned(scheduler)) == [(0, 16, 1, True)]
 
 
 def test_at_least_one_token_is_computed() -> None:

@@ -77,6 +77,14 @@ def test_a_file_that_links_out_of_the_folder_is_refused_by_name(root: Path, tmp_
     assert "tokenizer.json" in refused("tiny", root)
 
 
+def test_a_link_out_of_a_subfolder_is_refused_by_name(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("of the server")
+    folder = hf_folder(root / "tiny")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").symlink_to(tmp_path / "secret")
+    assert "tool_use.jinja is a link" in refused("tiny", root)
+
+
 def test_a_link_inside_of_a_root_is_followed(root: Path) -> None:
     folder = hf_folder(root / "tiny")
     (root / "blob").write_text("{}")

@@ -148,6 +148,13 @@ def test_a_stop_string_within_min_tokens_is_text() -> None:
     assert (delta.text, delta.num_tokens) == ("a. b", 4)
 
 
+def test_the_token_that_reaches_min_tokens_completes_no_stop_string() -> None:
+    token_ids = ids("a. b. c.")
+    choice = stream(stop=["."], min_tokens=2)
+    delta = choice.push(RequestOutput(1, token_ids))
+    assert (delta.text, delta.num_tokens) == ("a. b", 4)
+
+
 def test_an_incomplete_character_at_the_end_shows_as_the_full_decode_shows_it() -> None:
     cut = ids("ok 🎉")[:-1]
     choice = stream()

@@ -18,6 +18,14 @@ from tokenizing import byte_fallback, smollm2, smollm2_characters, untimed
 
 ALPHABET = [chr(0x100 + byte) if byte < 33 else chr(byte) for byte in range(127)]
 
+_PIECES = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+BOS_FIRST = {
+    "type": "TemplateProcessing",
+    "single": _PIECES,
+    "pair": _PIECES,
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [127], "tokens": ["<s>"]}},
+}
+
 
 def tokenizer_json(**changes: Any) -> dict[str, Any]:
     """Bytes of ASCII as a byte-level vocabulary (ids 0 to 126), then <s> and </s>."""
@@ -130,18 +138,37 @@ def test_bos_comes_first_where_the_model_wants_it(tmp_path: Path) -> None:
 
 
 def test_tokenizer_config_decides_over_the_template_in_tokenizer_json(tmp_path: Path) -> None:
-    bos = {"id": "<s>", "ids": [127], "tokens": ["<s>"]}
-    pieces = [
-        {"SpecialToken": {"id": "<s>", "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-    ]
-    post = {"type": "TemplateProcessing", "single": pieces, "pair": pieces}
-    files = {
-        "tokenizer.json": tokenizer_json(post_processor=post | {"special_tokens": {"<s>": bos}})
-    }
+    files = {"tokenizer.json": tokenizer_json(post_processor=BOS_FIRST)}
     assert in_folder(tmp_path, files).encode("A") == [127, ord("A")]
     files["tokenizer_config.json"] = {"bos_token": "<s>", "add_bos_token": False}
     assert in_folder(tmp_path, files).encode("A") == [ord("A")]
+
+
+@pytest.mark.parametrize("given", [{}, {"add_bos_token": None}, {"add_eos_token": False}])
+def test_where_tokenizer_config_does_not_speak_of_bos_tokenizer_json_decides(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    files = {
+        "tokenizer.json": tokenizer_json(post_processor=BOS_FIRST),
+        "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>", **given},
+    }
+    assert in_folder(tmp_path, files).encode("A") == [127, ord("A")]
+
+
+def test_listed_tokens_have_their_ids_whatever_order_they_are_listed_in(tmp_path: Path) -> None:
+    listed = {"130": {"content": "<b>", "special": True}, "129": {"content": "<a>"}}
+    files = {
+        "tokenizer.json": tokenizer_json(),
+        "tokenizer_config.json": {"added_tokens_decoder": listed},
+    }
+    assert in_folder(tmp_path, files).encode("<a><b>") == [129, 130]
+
+
+def test_an_id_that_would_fill_memory_is_refused(tmp_path: Path) -> None:
+    vocab = {token: token_id for token_id, token in enumerate(ALPHABET)} | {"far": 2**32 - 1}
+    files = {"tokenizer.json": tokenizer_json(model={"type": "BPE", "vocab": vocab, "merges": []})}
+    with pytest.raises(ModelLoadError, match="tokenizer has the token id 4294967295"):
+        in_folder(tmp_path, files)
 
 
 def test_tokens_that_only_tokenizer_config_lists_are_added(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_the_cache_is_this_users_alone(cache: Path, source: ModelSource) -> None
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in entry.iterdir()} == {0o600}
     assert sorted(file.name for file in entry.iterdir()) == [
+        "sha256",
         "tokenizer.json",
         "tokenizer_config.json",
     ]
@@ -97,10 +98,14 @@ def test_content_is_part_of_a_files_identity(cache: Path, source: ModelSource) -
     assert cached_gguf_tokenizer(source).chat_templates == {"default": "other"}
 
 
-def test_a_damaged_entry_is_replaced(cache: Path, source: ModelSource, rebuilt: list[Path]) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "sha256"])
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff"])
+def test_an_entry_that_was_cut_or_altered_is_replaced(
+    name: str, damage: bytes, cache: Path, source: ModelSource, rebuilt: list[Path]
+) -> None:
     fresh = cached_gguf_tokenizer(source)
     (entry,) = cache.iterdir()
-    (entry / "tokenizer_config.json").write_text("{")
+    (entry / name).write_bytes(damage)
     assert cached_gguf_tokenizer(source) == fresh
     cached_gguf_tokenizer(source)
     assert len(rebuilt) == 2

@@ -42,7 +42,7 @@ class EngineClient:
         """`config.model` and `config.tokenizer` are absolute paths. Starts nothing."""
         self._config = config
         self._supervisor = Supervisor(config, self._dispatch, self._cut_off)
-        self._lock = threading.Lock()  # one submission, or one loss of the engine, at a time
+        self._lock = threading.Lock()  # one submission, abort, or loss of the engine at a time
         self._sinks: dict[int, Sink] = {}  # by uid: the requests in flight
         self._uids = itertools.count(1)
         self._draining = False
@@ -98,7 +98,7 @@ class EngineClient:
             self._sinks.update(dict.fromkeys(uids, on_output))
             try:
                 self._supervisor.send(AddRequests(requests))
-            except Unavailable:
+            except BaseException:
                 self._forget(uids)
                 raise
         return uids
@@ -107,7 +107,8 @@ class EngineClient:
         """Ends requests at once and without a further output; those that have ended are ignored."""
         if not uids:
             return
-        self._forget(uids)
+        with self._lock:  # a loss of the engine goes through them
+            self._forget(uids)
         with contextlib.suppress(Unavailable):  # an engine that knew them is gone
             self._supervisor.send(AbortRequests(uids))
 

@@ -6,7 +6,6 @@ send them. A client may send numbers and booleans as strings (genai-perf does).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 128  # the sampler compares all words, as long as the longest, each step
 MAX_CACHE_SALT_LENGTH = 256
 GREEDY_TEMPERATURE = 1e-5  # below it, a softmax is one-hot in fp32: choose the maximum instead
 _INT32 = 2**31 - 1
@@ -78,6 +78,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         return params
 
+    def validated(self) -> SamplingParams:
+        """The same parameters, for those that were not made by `parse`. Raises InvalidArgument."""
+        return self.parse({name: getattr(self, name) for name in _READERS})
+
 
 def _wrong(name: str, value: Any, expected: str) -> InvalidArgument:
     shown = repr(value)
@@ -106,7 +110,7 @@ def integer_between(low: int, high: int) -> Any:
 
 
 def _number(low: float, high: float, *, above: bool = False) -> Any:
-    """A finite float in [low, high], or in (low, high] where `above`."""
+    """A float in [low, high], or in (low, high] where `above`."""
     bound = f"a number {'above' if above else 'between'} {low:g} and {'at most' if above else ''}"
     bound = " ".join(f"{bound} {high:g}".split())
 
@@ -119,7 +123,7 @@ def _number(low: float, high: float, *, above: bool = False) -> Any:
                 raise _wrong(name, value, bound) from None
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise _wrong(name, value, bound)
-        if not math.isfinite(number) or not low <= number <= high or (above and number == low):
+        if not low <= number <= high or (above and number == low):  # not so for NaN either
             raise _wrong(name, value, bound)
         return float(number)
 
@@ -146,6 +150,7 @@ def _strings(limit: int, length: int) -> Any:
         for item in items:
             if not isinstance(item, str) or not 0 < len(item) <= length:
                 raise _wrong(name, value, expected)
+            _refuse_surrogates(name, item)
         return tuple(items)
 
     return read
@@ -193,7 +198,16 @@ def _sparsity(name: str, value: Any) -> str | float:
 def _salt(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_CACHE_SALT_LENGTH:
         raise _wrong(name, value, f"a non-empty string of up to {MAX_CACHE_SALT_LENGTH} characters")
+    _refuse_surrogates(name, value)
     return value
+
+
+def _refuse_surrogates(name: str, text: str) -> None:
+    """Half a character, which JSON can spell and UTF-8, hence the wire to the engine, cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise _wrong(name, text, "valid Unicode, and this has an unpaired surrogate") from None
 
 
 _READERS: dict[str, Any] = {
@@ -204,7 +218,7 @@ _READERS: dict[str, Any] = {
     "top_p": _number(0, 1, above=True),
     "top_k": _top_k,
     "min_p": _number(0, 1),
-    "repetition_penalty": _number(0, 100, above=True),
+    "repetition_penalty": _number(0.01, 100),  # times 100, logits stay far from fp32's infinity
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "seed": integer_between(-(2**63), 2**63 - 1),
@@ -214,7 +228,7 @@ _READERS: dict[str, Any] = {
     "ignore_eos": read_boolean,
     "logprobs": _logprobs,
     "logit_bias": _logit_bias,
-    "bad_words": _strings(MAX_BAD_WORDS, MAX_STOP_LENGTH),
+    "bad_words": _strings(MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
     "skip_special_tokens": read_boolean,
     "priority": integer_between(-_INT32, _INT32),
     "sparsity": _sparsity,

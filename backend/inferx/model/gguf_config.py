@@ -47,7 +47,7 @@ def gguf_config(source: ModelSource, file: GGUFFile) -> ModelConfig:
         )
     if file.get("expert_count"):
         raise load_error(source, "mixtures of experts are not supported in GGUF files")
-    if file.metadata.get("split.count", 1) > 1:
+    if file.metadata.get("split.count", 1) not in (0, 1):  # 0: was merged
         raise load_error(source, "split GGUF files are not read: merge them with llama-gguf-split")
     entry = _Entries(source, file)
     hidden_size = entry.size("embedding_length")
@@ -151,12 +151,11 @@ def _llama3_scaling(
 
     divisors = read_tensor(source, file, file.tensors["rope_freqs.weight"], torch.float32)
     scaling = {"rope_type": "llama3", "factor": round(float(divisors.max()), 4), **_LLAMA3}
-    plain = plain_frequencies(theta, head_dim)
-    if divisors.shape != plain.shape or not torch.allclose(
-        plain / divisors, llama3_frequencies(plain, scaling), rtol=1e-3
-    ):
-        raise load_error(source, "its rotary frequencies ('rope_freqs.weight') are not Llama 3's")
-    return scaling
+    if divisors.shape == (head_dim // 2,):
+        plain = plain_frequencies(theta, head_dim)
+        if torch.allclose(plain / divisors, llama3_frequencies(plain, scaling), rtol=1e-3):
+            return scaling
+    raise load_error(source, "its rotary frequencies ('rope_freqs.weight') are not Llama 3's")
 
 
 def _dtype(embedding_type: str) -> str:

@@ -94,6 +94,12 @@ def llama_like_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
     head_dim = given.head_dim or given.hidden_size // given.num_attention_heads
     if given.head_dim is None and architecture == "Qwen3ForCausalLM":
         head_dim = 128
+    if head_dim == 0:
+        raise load_error(
+            source,
+            f"config.json: {given.num_attention_heads} attention heads need a hidden_size of at "
+            f"least as much, not {given.hidden_size}",
+        )
     sliding_window, layer_sliding = _sliding(source, architecture, given)
     return ModelConfig(
         architecture=architecture,

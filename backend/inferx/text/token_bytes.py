@@ -14,11 +14,12 @@ from typing import NamedTuple
 from tokenizers import Tokenizer as HFTokenizer
 
 _BYTES_OF_UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
+_MAX_VOCAB = 1 << 22  # tokens; the largest published vocabularies have some 2^18
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class UnsupportedDecoder(ValueError):
-    """The tokenizer joins tokens to text in a way that is not read; one clause that says which."""
+class UnsupportedTokenizer(ValueError):
+    """What its tokens contribute to a text cannot be told; one clause that says why."""
 
 
 class TokenBytes(NamedTuple):
@@ -53,10 +54,15 @@ class _Spelling(NamedTuple):
 
 
 def token_bytes(tokenizer: HFTokenizer) -> TokenBytes:
-    """Raises UnsupportedDecoder."""
+    """Raises UnsupportedTokenizer."""
     spelling = _spelling(tokenizer)
     tokens = tokenizer.get_vocab(with_added_tokens=True)
-    by_id = [b""] * (max(tokens.values(), default=-1) + 1)
+    highest = max(tokens.values(), default=-1)
+    if highest >= _MAX_VOCAB:
+        raise UnsupportedTokenizer(
+            f"its tokenizer has the token id {highest}: expected ids below {_MAX_VOCAB}"
+        )
+    by_id = [b""] * (highest + 1)
     for token, token_id in tokens.items():
         by_id[token_id] = spelling.bytes_of(token)
     missing = _BYTES_OF_UTF8.difference(*(shown for shown in by_id if len(shown) == 1))
@@ -71,7 +77,7 @@ def token_bytes(tokenizer: HFTokenizer) -> TokenBytes:
 def _spelling(tokenizer: HFTokenizer) -> _Spelling:
     """Reads the decoder's steps; those after "Fuse" see the whole text, the others one token."""
     if tokenizer.decoder is None:
-        raise UnsupportedDecoder("its tokenizer has no decoder")
+        raise UnsupportedTokenizer("its tokenizer has no decoder")
     decoder = json.loads(tokenizer.decoder.__getstate__())
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     spelling, fused = _Spelling(), False
@@ -95,7 +101,7 @@ def _spelling(tokenizer: HFTokenizer) -> _Spelling:
             case {"type": "Strip", "content": " ", "start": 1, "stop": 0} if fused:
                 spelling = spelling._replace(strips_first_space=True)
             case _:
-                raise UnsupportedDecoder(
+                raise UnsupportedTokenizer(
                     f"its tokenizer's decoder has the step {step['type']!r} where it is not read"
                 )
     return spelling

@@ -18,7 +18,7 @@ from inferx.source import ModelSource, load_error
 from inferx.text.chat_template import ChatTemplate
 from inferx.text.control_tokens import ControlTokens
 from inferx.text.detokenizer import IncrementalDetokenizer
-from inferx.text.token_bytes import UnsupportedDecoder, token_bytes
+from inferx.text.token_bytes import UnsupportedTokenizer, token_bytes
 from inferx.text.tokenizer_cache import cached_gguf_tokenizer
 from inferx.text.tokenizer_files import TokenizerFiles, read_folder
 
@@ -48,7 +48,7 @@ class Tokenizer:
         _set_bos_and_eos(tokenizer, files.config, self.special_tokens, source)
         try:
             decoding = token_bytes(tokenizer)
-        except UnsupportedDecoder as error:
+        except UnsupportedTokenizer as error:
             raise load_error(source, str(error)) from None
         self._tokenizer = tokenizer
         self._literal: HFTokenizer | None = None
@@ -189,7 +189,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _add_missing_tokens(tokenizer: HFTokenizer, config: dict[str, Any]) -> None:
-    """Adds what only tokenizer_config.json lists, as transformers does."""
+    """Adds what only tokenizer_config.json lists by its ids, as transformers does."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
@@ -197,7 +197,8 @@ def _add_missing_tokens(tokenizer: HFTokenizer, config: dict[str, Any]) -> None:
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     missing = [
         AddedToken(token["content"], **{flag: bool(token.get(flag)) for flag in flags})
-        for token in listed.values()
+        # each gets the next id, and as text "10" would come before "9"
+        for _, token in sorted(listed.items(), key=lambda item: (len(item[0]), item[0]))
         if isinstance(token, dict)
         and isinstance(token.get("content"), str)
         and token["content"] not in known
@@ -211,10 +212,11 @@ def _set_bos_and_eos(
     special_tokens: dict[str, str],
     source: ModelSource,
 ) -> None:
-    """tokenizer_config.json's add_bos_token and add_eos_token win over tokenizer.json."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
+    """tokenizer_config.json's add_bos_token and add_eos_token win over tokenizer.json, where they
+    say whether prompts begin with BOS."""
+    if not isinstance(config.get("add_bos_token"), bool):
         return
-    bos = special_tokens.get("bos_token") if config.get("add_bos_token") else None
+    bos = special_tokens.get("bos_token") if config["add_bos_token"] else None
     eos = special_tokens.get("eos_token") if config.get("add_eos_token") else None
     added = {token: tokenizer.token_to_id(token) for token in (bos, eos) if token is not None}
     for token, token_id in added.items():

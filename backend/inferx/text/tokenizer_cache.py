@@ -16,9 +16,10 @@ from pathlib import Path
 from inferx.errors import ModelLoadError
 from inferx.source import ModelSource
 from inferx.text.gguf_tokenizer import read_gguf_tokenizer
-from inferx.text.tokenizer_files import TokenizerFiles, read_folder
+from inferx.text.tokenizer_files import CONFIG, TOKENIZER, TokenizerFiles, read_folder
 
 _FORMAT = "1"  # of the rebuilt tokenizer; entries of another one are not used
+_DIGEST = "sha256"  # the file that an entry which was cut or altered does not match
 _SAMPLE_BYTES = 64 << 10
 _NUM_SAMPLES = 16
 
@@ -30,10 +31,10 @@ def cached_gguf_tokenizer(source: ModelSource) -> TokenizerFiles:
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return read_gguf_tokenizer(source)
     if entry.is_dir():
-        try:
-            return read_folder(source._replace(path=entry))
-        except ModelLoadError:
-            shutil.rmtree(entry, ignore_errors=True)
+        with contextlib.suppress(OSError, ModelLoadError):
+            if (entry / _DIGEST).read_bytes() == _digest(entry):
+                return read_folder(source._replace(path=entry))
+        shutil.rmtree(entry, ignore_errors=True)
     files = read_gguf_tokenizer(source)
     with contextlib.suppress(OSError):
         _store(files, entry)
@@ -67,11 +68,20 @@ def _entry_name(path: Path) -> str:
     return f"{where}-{identity.hexdigest()[:32]}"
 
 
+def _digest(entry: Path) -> bytes:
+    """Of what `TokenizerFiles.write` writes. Raises OSError where a file is missing."""
+    digest = hashlib.sha256()
+    for name in (TOKENIZER, CONFIG):
+        digest.update(hashlib.sha256((entry / name).read_bytes()).digest())
+    return digest.hexdigest().encode()
+
+
 def _store(files: TokenizerFiles, entry: Path) -> None:
     """Writes beside the entry and renames, so that a reader sees all of it or nothing."""
     unfinished = Path(tempfile.mkdtemp(prefix=".", dir=entry.parent))  # mode 0700
     try:
         files.write(unfinished)
+        (unfinished / _DIGEST).write_bytes(_digest(unfinished))
         for path in unfinished.iterdir():
             path.chmod(0o600)
             with path.open("rb") as file:

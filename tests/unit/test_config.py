@@ -1,0 +1,74 @@
+"""EngineConfig: what model.json may say, and the sentence for what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from inferx.config import EngineConfig
+from inferx.errors import ConfigError
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        EngineConfig.from_mapping({"model": "x", **settings})
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, kind in EngineConfig.__annotations__.items()
+        if kind == "Count" or "int" in kind
+    ]
+    + ["max_model_len", "max_num_batched_tokens", "block_size"],
+)
+@pytest.mark.parametrize("value", [2**70, -(2**70)])
+def test_a_number_that_the_engine_cannot_be_told_is_refused_by_name(name: str, value: int) -> None:
+    assert name in refusal(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["gpu_memory_utilization", "drain_timeout", "heartbeat_timeout"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0, "1"])
+def test_a_fraction_or_time_that_is_none_is_refused_by_name(name: str, value: object) -> None:
+    assert name in refusal(**{name: value})
+
+
+def test_settings_survive_the_wire() -> None:
+    config = EngineConfig.from_mapping({"model": "x", "seed": -(2**62), "max_model_len": 2**31})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known_one() -> None:
+    assert refusal(max_num_seq=3) == (
+        "model.json: unknown setting 'max_num_seq'; did you mean 'max_num_seqs'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not readable JSON"),
+        ("[" * 100_000, "not readable JSON"),
+        ("[]", "holds no JSON object"),
+        ("{}", "the setting 'model' is missing"),
+        ('{"model": "x", "block_size": 24}', "block_size is 24: expected a multiple of 16"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=says) as raised:
+        EngineConfig.from_file(file)
+    assert str(raised.value).startswith("model.json")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_named_without_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.json").mkdir()
+    with pytest.raises(ConfigError) as raised:
+        EngineConfig.from_file(tmp_path / "model.json")
+    assert str(raised.value) == "model.json cannot be read: Is a directory"
