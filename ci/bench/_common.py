@@ -1,7 +1,8 @@
 """What every benchmark does first and last.
 
 First, `import _common`: the benchmark continues in the repository's `.venv`, which `ci/setup`
-makes if it is missing; without one, a Python that has InferX already is taken as it is. Last, `_common.end(...)`: one line `ok …` or `short …`, and the exit status.
+makes if it is missing; without one, a Python that has InferX already is taken as it is. Last,
+`_common.end(...)`: one line `ok …` or `short …`, and the exit status.
 """
 
 from __future__ import annotations
