@@ -29,6 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = ""  # a path, a hub id, or package:NAME for a model that a Python package carries
     tokenizer: str | None = None  # the same; None: the model's own
     engine: Literal["inferx", "synthetic"] = "inferx"
+    load_format: Literal["auto", "dummy"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
@@ -59,6 +60,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # engine: synthetic
     synthetic_step_time: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005  # seconds a step
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the model's weights are read, so that they have to be there."""
+        return self.load_format != "dummy"
 
     def step_budget(self, device: str) -> int:
         """`max_num_batched_tokens`, with its default for the device that the model runs on."""

@@ -208,13 +208,14 @@ def _fail(status: Status, message: str) -> NoReturn:
 
 def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
     """Raises ModelLoadError."""
-    model = str(_source(config.model).path) if config.model else ""
+    needs = config.needs_weights
+    model = str(_source(config.model, needs_weights=needs).path) if config.model else ""
     tokenizer = str(_source(config.tokenizer).path) if config.tokenizer else None
     return msgspec.structs.replace(config, model=model, tokenizer=tokenizer)
 
 
-def _source(model: str) -> ModelSource:
+def _source(model: str, *, needs_weights: bool = True) -> ModelSource:
     """What the caller names is trusted: any path will do."""
     if Path(model).exists():
-        return source_at(Path(model))
+        return source_at(Path(model), needs_weights=needs_weights)
     return resolve(model, roots=[Path.cwd()])

@@ -50,8 +50,9 @@ def model_roots(first: Path) -> list[Path]:
     return [first, *(Path(root) for root in listed if root)]
 
 
-def resolve(model: str, *, roots: Sequence[Path]) -> ModelSource:
-    """The folder or file that `model` names.
+def resolve(model: str, *, roots: Sequence[Path], needs_weights: bool = True) -> ModelSource:
+    """The folder or file that `model` names. A local folder that does not need weights is one
+    with a config.json.
 
     Raises ModelLoadError where it is missing, lies outside of `roots`, or has no safetensors or
     GGUF weights.
@@ -61,9 +62,9 @@ def resolve(model: str, *, roots: Sequence[Path]) -> ModelSource:
     if model.startswith(PACKAGE_PREFIX):
         return _in_package(model)
     if os.path.isabs(model):
-        return _inside_roots(model, Path(model), roots)
+        return _inside_roots(model, Path(model), roots, needs_weights)
     if roots and (roots[0] / model).exists():
-        return _inside_roots(model, roots[0] / model, roots)
+        return _inside_roots(model, roots[0] / model, roots, needs_weights)
     if _HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
         return _from_hub(model)
     raise ModelLoadError(
@@ -71,17 +72,19 @@ def resolve(model: str, *, roots: Sequence[Path]) -> ModelSource:
     )
 
 
-def source_at(path: Path, name: str = "") -> ModelSource:
+def source_at(path: Path, name: str = "", *, needs_weights: bool = True) -> ModelSource:
     """The source at a path that was resolved before, or comes from who runs the server.
 
     Raises ModelLoadError.
     """
     repository = _hub_repository(path)
     hub_id = repository.name.removeprefix("models--").replace("--", "/") if repository else ""
-    return _source(path, name or hub_id or path.name, None)
+    return _source(path, name or hub_id or path.name, None, needs_weights)
 
 
-def _inside_roots(model: str, path: Path, roots: Sequence[Path]) -> ModelSource:
+def _inside_roots(
+    model: str, path: Path, roots: Sequence[Path], needs_weights: bool
+) -> ModelSource:
     resolved = path.resolve()
     allowed = [root.resolve() for root in roots]
     if not _within(resolved, allowed):
@@ -92,9 +95,8 @@ def _inside_roots(model: str, path: Path, roots: Sequence[Path]) -> ModelSource:
     if not resolved.exists():
         raise ModelLoadError(f"model {model!r}: there is no such file or folder")
     # a file keeps its name: in the Hugging Face cache the target of its link has another
-    return _source(
-        path.parent.resolve() / path.name if resolved.is_file() else resolved, model, allowed
-    )
+    named = path.parent.resolve() / path.name if resolved.is_file() else resolved
+    return _source(named, model, allowed, needs_weights)
 
 
 def _in_package(model: str) -> ModelSource:
@@ -134,7 +136,9 @@ def _from_hub(model: str) -> ModelSource:
     return _source(Path(folder).resolve(), model, [])
 
 
-def _source(path: Path, name: str, allowed: Sequence[Path] | None) -> ModelSource:
+def _source(
+    path: Path, name: str, allowed: Sequence[Path] | None, needs_weights: bool = True
+) -> ModelSource:
     """Tells the format of a file or folder from what lies in it.
 
     allowed: where its files may link to besides itself; None: anywhere.
@@ -153,7 +157,7 @@ def _source(path: Path, name: str, allowed: Sequence[Path] | None) -> ModelSourc
         _refuse_escapes([*files, *sorted((path / _SUBFOLDER).glob("*"))], path, name, allowed)
     safetensors = [file for file in files if file.suffix == ".safetensors"]
     ggufs = [file for file in files if file.suffix == ".gguf"]
-    if safetensors and (path / "config.json").is_file():
+    if (safetensors or not needs_weights) and (path / "config.json").is_file():
         return ModelSource(path, "huggingface", name)
     if len(ggufs) == 1 and not safetensors:
         return ModelSource(ggufs[0], "gguf", name)

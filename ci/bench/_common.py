@@ -1,11 +1,13 @@
 """What every benchmark does first and last.
 
 First, `import _common`: the benchmark continues in the repository's `.venv`, which `ci/setup`
-makes if it is missing. Last, `_common.end(...)`: one line `ok …` or `short …`, and the exit status.
+makes if it is missing; without one, a Python that has InferX already is taken as it is. Last,
+`_common.end(...)`: one line `ok …` or `short …`, and the exit status.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -20,6 +22,8 @@ _ENVIRONMENT = REPOSITORY / ".venv"
 
 def _continue_in_environment() -> None:
     if Path(sys.prefix).resolve() == _ENVIRONMENT.resolve():
+        return
+    if not _ENVIRONMENT.exists() and importlib.util.find_spec("inferx"):
         return
     subprocess.run([REPOSITORY / "ci" / "setup"], check=True, stdout=sys.stderr)
     python = str(_ENVIRONMENT / "bin" / "python")

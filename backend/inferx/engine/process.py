@@ -133,7 +133,8 @@ def _model_runner(config: EngineConfig) -> LoadedRunner:
     from inferx.model.runners import load_runner
     from inferx.source import source_at
 
-    return load_runner(config, source_at(Path(config.model)))
+    source = source_at(Path(config.model), needs_weights=config.needs_weights)
+    return load_runner(config, source)
 
 
 def _synthetic_runner(config: EngineConfig) -> LoadedRunner:

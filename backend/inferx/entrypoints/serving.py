@@ -81,7 +81,8 @@ def local_model(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]
                 "a hub id has the form org/name, a model in a Python package package:NAME"
             )
     if found.get("model"):
-        resolve(found["model"], roots=roots or [Path.cwd()])
+        needs_weights = found.get("load_format") != "dummy"
+        resolve(found["model"], roots=roots or [Path.cwd()], needs_weights=needs_weights)
     return found, roots
 
 

@@ -21,6 +21,7 @@ HELP = {
     "model": "a folder, a .gguf file, a hub id, or package:NAME for one in a Python package",
     "tokenizer": "the same, where the tokenizer is not the model's own",
     "engine": "synthetic emits tokens at a fixed pace without a model, for load tests",
+    "load_format": "dummy makes random weights of the shape in config.json, for benchmarks",
     "device": "where the model runs; auto takes a GPU if there is one",
     "dtype": "of weights and activations; auto takes what is fast on the device",
     "kv_cache_dtype": "of the KV cache; auto is the dtype",

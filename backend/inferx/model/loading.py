@@ -48,7 +48,13 @@ class LoadedModel(NamedTuple):
             device = pick_device(config)
             dtype = pick_dtype(config, model_config, device)
         with stage("weights"):
-            model = load_model(source, model_config, dtype=dtype, device=device)
+            model = load_model(
+                source,
+                model_config,
+                dtype=dtype,
+                device=device,
+                load_format=config.load_format,
+            )
         num_bytes = weight_bytes(source, model_config, dtype)
         return cls(source, model_config, model, device, dtype, num_bytes)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.config import ModelConfig
+from inferx.model.dummy_weights import dummy_weights
 from inferx.model.footprint import check_fits
 from inferx.model.gguf_config import gguf_config, open_gguf
 from inferx.model.hf_config import (
@@ -57,19 +58,34 @@ def load_config(source: ModelSource) -> ModelConfig:
 
 
 def load_model(
-    source: ModelSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    source: ModelSource,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: Literal["auto", "dummy"] = "auto",
 ) -> CausalLM:
-    """Loads the weights onto the device.
+    """Loads the weights onto the device, or makes random ones there ("dummy").
 
     Raises ModelLoadError where they are damaged, do not match `config`, or exceed the memory.
     """
+    if load_format == "dummy" and config.architecture not in FUSED_ARCHITECTURES:
+        raise load_error(
+            source,
+            f"the setting load_format is 'dummy', which {config.architecture} does not have: it "
+            f"is for {', '.join(FUSED_ARCHITECTURES)}",
+        )
     check_fits(source, config, dtype, device)
     if config.architecture in FUSED_ARCHITECTURES:
         from inferx.model.llama import LlamaForCausalLM
 
         model = LlamaForCausalLM(config, dtype=dtype, device=device)
         with _one_thread():
-            model.load_weights(iter_weights(source, config, dtype))
+            model.load_weights(
+                dummy_weights(config, dtype, device)
+                if load_format == "dummy"
+                else iter_weights(source, config, dtype)
+            )
         return model
     from inferx.model.general import GeneralCausalLM
 

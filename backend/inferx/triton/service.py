@@ -101,7 +101,11 @@ class Service:
 def _sources(config: EngineConfig, directory: Path) -> tuple[ModelSource | None, ModelSource]:
     """The model and its tokenizer. Raises ConfigError or ModelLoadError."""
     roots = model_roots(directory)
-    source = resolve(config.model, roots=roots) if config.model else None
+    source = (
+        resolve(config.model, roots=roots, needs_weights=config.needs_weights)
+        if config.model
+        else None
+    )
     if config.tokenizer:
         return source, resolve(config.tokenizer, roots=roots)
     if source is None:

@@ -1,0 +1,155 @@
+"""The engine on a GPU against the CPU reference: SmolLM2's real weights and tiny models of other
+shapes, in bfloat16, through scheduler, runner, kernels and graphs.
+
+The reference is transformers in float32. An output passes where each token is the reference's
+likeliest, given the output before it, or within TIE of it: a tie that bfloat16's rounding decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _parity import prompts as parity_prompts
+from _parity import texts
+from _smollm2 import SOURCE, load_reference, tokenizer
+from greedy import Tokens, Verdict, check_greedy, generate
+from inferx.config import EngineConfig
+from inferx.engine.process import LoadedEngine, load_engine
+from inferx.errors import ModelLoadError
+from tiny_models import make_tiny_model
+from transformers import PreTrainedModel
+
+COUNT = 64  # tokens
+TIE = 0.1  # nats
+# e4m3 keys and values have 3 bits of mantissa: the model itself changes a little, not only ties
+FP8_KV_TIE = 0.5
+MIXED = 200  # requests
+
+pytestmark = pytest.mark.timeout(600)  # the first use compiles kernels
+
+
+def load(model: Path, **settings: Any) -> LoadedEngine:
+    given = {"model": str(model), "device": "cuda", "dtype": "bfloat16", **settings}
+    engine = load_engine(EngineConfig.from_mapping(given))
+    assert engine.info.device == "cuda"
+    return engine
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return load_reference("float32")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Tokens]:
+    """40 of 1 to 1,500 tokens: English, Chinese, code and emoji."""
+    return [prompt for _, prompt in parity_prompts()]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["overlapped", "not overlapped"])
+def engine(request: pytest.FixtureRequest) -> Iterator[LoadedEngine]:
+    """With CUDA graphs, as they are by default."""
+    engine = load(SOURCE.path, enable_async_batch=request.param, max_num_seqs=256)
+    yield engine
+    engine.runner.close()
+
+
+def run(
+    engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens], tolerance: float = TIE
+) -> Verdict:
+    """All prompts at once."""
+    counts = [COUNT] * len(prompts)
+    outputs = generate(engine.core, prompts, counts)
+    verdict = check_greedy(reference, prompts, outputs, counts, tolerance=tolerance)
+    print(f"{verdict.equal} of {len(prompts)} equal, the worst tie {verdict.worst:.3f} nats")
+    return verdict
+
+
+def test_alone(engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens]) -> None:
+    outputs = [generate(engine.core, [prompt], [COUNT])[0] for prompt in prompts]
+    check_greedy(reference, prompts, outputs, [COUNT] * len(prompts), tolerance=TIE)
+
+
+def test_in_one_batch(
+    engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens]
+) -> None:
+    run(engine, reference, prompts)
+
+
+@pytest.mark.parametrize("every", [0, 1], ids=["all at once", "one a step"])
+def test_200_requests_of_random_lengths_in_mixed_batches(
+    engine: LoadedEngine, reference: PreTrainedModel, every: int
+) -> None:
+    """Prompts and decodes share their batches, whose size goes up to all of them and down again."""
+    draw = random.Random(5)
+    ids = [tokenizer().encode(text, add_special_tokens=False) for text in texts().values()]
+    prompts, counts = [], []
+    for _ in range(MIXED):
+        text, length = draw.choice(ids), draw.randint(1, 400)
+        start = draw.randrange(max(1, len(text) - length))
+        prompts.append(text[start : start + length])
+        counts.append(draw.randint(1, COUNT))
+    outputs = generate(engine.core, prompts, counts, every=every)
+    check_greedy(reference, prompts, outputs, counts, tolerance=TIE)
+
+
+def test_with_prefix_hits(
+    engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens]
+) -> None:
+    run(engine, reference, prompts)
+    before = engine.core.stats().prefix_cache_hits
+    run(engine, reference, prompts)
+    hits = engine.core.stats().prefix_cache_hits - before
+    assert hits >= sum(map(len, prompts)) // 2
+
+
+def test_under_preemption(reference: PreTrainedModel, prompts: list[Tokens]) -> None:
+    """A pool for little more than the longest request, in tokens: 30 layers of K and V of 3 heads
+    of 64 in bfloat16."""
+    tokens = 2304
+    engine = load(
+        SOURCE.path,
+        max_model_len=2048,
+        kv_cache_memory_bytes=tokens * 30 * 2 * 3 * 64 * 2,
+        enable_prefix_caching=False,
+    )
+    run(engine, reference, prompts)
+    assert engine.core.stats().preemptions > 0
+    engine.runner.close()
+
+
+def test_with_fp8_pages(reference: PreTrainedModel, prompts: list[Tokens]) -> None:
+    engine = load(SOURCE.path, kv_cache_dtype="fp8", max_num_seqs=64)
+    run(engine, reference, prompts, FP8_KV_TIE)
+    engine.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("llama", {"head_dim": 80}),
+        ("llama", {"head_dim": 96}),
+        ("qwen2", {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 448}),
+    ],
+    ids=["heads of 80", "heads of 96", "7 query heads a KV head"],
+)
+def test_uncommon_shapes(family: str, shape: dict[str, int], tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, family, dtype="bfloat16", **shape).float()
+    draw = random.Random(1)
+    prompts = [[draw.randrange(250) for _ in range(n)] for n in (1, 5, 16, 17, 64, 130, 300)]
+    engine = load(tmp_path)
+    counts = [40] * len(prompts)
+    outputs = generate(engine.core, prompts, counts, every=3)
+    check_greedy(tiny, prompts, outputs, counts, tolerance=TIE)
+    engine.runner.close()
+
+
+@pytest.mark.parametrize("head_dim", [20, 264])
+def test_a_shape_that_no_kernel_takes_is_refused_at_load(head_dim: int, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, head_dim=head_dim)
+    with pytest.raises(ModelLoadError, match=f"its head size is {head_dim}, .*set device to 'cpu'"):
+        load(tmp_path)
