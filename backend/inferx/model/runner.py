@@ -16,9 +16,16 @@ from inferx.config import EngineConfig
 from inferx.engine.messages import EngineInfo
 from inferx.engine.plan import Plan, StepResult, TokenLogprobs
 from inferx.model.batch import KVCache
-from inferx.model.footprint import weight_bytes
+from inferx.model.footprint import dtype_name, weight_bytes, weight_dtype
 from inferx.model.input_batch import InputBatch, SamplingRows
-from inferx.model.placement import check_max_model_len, pick_device, pick_dtype, size_kv_cache
+from inferx.model.placement import (
+    check_max_model_len,
+    pick_device,
+    pick_dtype,
+    pick_kv_dtype,
+    pick_weights,
+    size_kv_cache,
+)
 from inferx.model.registry import load_config, load_model
 from inferx.model.sampler import Sampler
 from inferx.source import ModelSource
@@ -40,7 +47,9 @@ class ModelRunner:
             model_config = load_config(source)
             check_max_model_len(config, source, model_config)
             device = pick_device(config)
+            model_config = pick_weights(config, source, model_config, device)
             dtype = pick_dtype(config, model_config, device)
+            kv_dtype = pick_kv_dtype(config, dtype, device)
         with self._timed("weights"):
             ops.use_batch_invariant(config.batch_invariant)
             self._model = load_model(source, model_config, dtype=dtype, device=device)
@@ -50,7 +59,7 @@ class ModelRunner:
                 config,
                 source,
                 model_config,
-                dtype=dtype,
+                dtype=kv_dtype,
                 device=device,
                 weight_bytes=num_weight_bytes,
             )
@@ -58,7 +67,7 @@ class ModelRunner:
             shape = (size.num_blocks, config.block_size, *heads)
             # Uninitialized: on a CPU pages take no memory until they are first used
             self._kv = [
-                KVCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
+                KVCache(*(torch.empty(shape, dtype=kv_dtype, device=device) for _ in range(2)))
                 for _ in range(model_config.num_layers)
             ]
             self._batch = InputBatch(
@@ -87,7 +96,9 @@ class ModelRunner:
             block_size=config.block_size,
             num_blocks=size.num_blocks,
             device=device.type,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=dtype_name(dtype),
+            weight_dtype=weight_dtype(model_config, dtype),
+            kv_cache_dtype=dtype_name(kv_dtype),
             weight_bytes=num_weight_bytes,
             kv_cache_bytes=size.num_blocks * size.block_bytes,
             load_seconds=self._seconds,
