@@ -61,7 +61,7 @@ def pick_weights(
                 f"the setting dtype is 'fp8', which {model.architecture} does not run in: use "
                 "'bfloat16' or 'auto'",
             )
-        _check_fp8_device("the setting dtype is 'fp8'", "use 'bfloat16' or 'auto'", device)
+        _check_fp8_device("the setting dtype is 'fp8'", "use 'auto'", device)
         return replace(model, fp8=Fp8Weights())
     if model.fp8 is not None:
         what = f"the weights of model {source.label!r} are fp8"
