@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+FLIP = 0.5  # of a tiny model's logits, which spread by several
 _KV_ATTENTION = "sdpa_over_e4m3_keys_and_values"
 
 
@@ -31,11 +32,19 @@ def linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 @torch.no_grad()
 def with_fp8_linears(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Gives the linear layers these weights, rounded by row, and rounds their inputs."""
+    """Gives the linear layers these weights, and rounds their inputs."""
     modules = linears(model)
     for name, weight in weights.items():
-        modules[name].weight.copy_(rounded_by_row(weight))
+        modules[name].weight.copy_(weight)
         modules[name].register_forward_pre_hook(lambda _, inputs: (rounded_by_row(inputs[0]),))
+
+
+def assert_close_but_for_flips(got: Tensor, expected: Tensor) -> None:
+    """Logits [num_tokens, vocab] are equal for most tokens. Where fp32's last bit decides how an
+    activation is rounded to e4m3, it and the tokens behind it may be a little off."""
+    apart = (got - expected).abs().amax(1)
+    assert float(apart.median()) < 1e-3
+    assert float(apart.max()) < FLIP
 
 
 def with_fp8_kv(model: PreTrainedModel) -> None:

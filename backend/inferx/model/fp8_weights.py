@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from inferx.model.config import GATE_UP, QKV, Fp8Weights, ModelConfig
 from inferx.model.weights import (
+    UNQUANTIZED,
     Shapes,
+    check_dtype,
     checked,
     llama_like_shapes,
     safetensors_shapes,
@@ -95,8 +96,7 @@ def _scale_shapes(weight: tuple[int, ...], block: tuple[int, int] | None) -> set
 
 def _scale(source: ModelSource, name: str, tensor: Tensor, rows: int) -> Tensor:
     """One scale, or one a row, as [rows]; blocks' as they are."""
-    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise load_error(source, f"tensor {name!r} is of the type {tensor.dtype}: no scales")
+    check_dtype(source, name, tensor, UNQUANTIZED)
     if not bool((tensor.isfinite() & (tensor >= 0)).all()):
         raise load_error(source, f"tensor {name!r} is damaged: a scale is negative or no number")
     if tensor.numel() == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _NAMES_SHOWN = 3
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+UNQUANTIZED = (torch.float32, torch.bfloat16, torch.float16)
+_E4M3 = (torch.float8_e4m3fn,)
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -68,7 +69,7 @@ def checked(
                 f"tensor {name!r} has the shape {list(tensor.shape)}: "
                 f"its configuration asks for {list(shape)}",
             )
-        _check_dtype(source, name, tensor, fp8)
+        check_dtype(source, name, tensor, _E4M3 if _is_fp8(name, fp8) else UNQUANTIZED)
         yield name, tensor
     if len(tied) == 2 and not torch.equal(*tied):
         raise load_error(
@@ -82,16 +83,21 @@ def checked(
         raise load_error(source, f"its weights lack {names}{more}")
 
 
-def _check_dtype(source: ModelSource, name: str, tensor: Tensor, fp8: Fp8Weights | None) -> None:
+def _is_fp8(name: str, fp8: Fp8Weights | None) -> bool:
     module, _, kind = name.rpartition(".")
-    is_fp8 = fp8 is not None and kind == "weight" and fp8.holds(module)
-    wanted = (torch.float8_e4m3fn,) if is_fp8 else _DTYPES
+    return fp8 is not None and kind == "weight" and fp8.holds(module)
+
+
+def check_dtype(
+    source: ModelSource, name: str, tensor: Tensor, wanted: Sequence[torch.dtype]
+) -> None:
+    """Raises ModelLoadError where the tensor's type is not among them."""
     if tensor.dtype not in wanted:
-        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in wanted)
+        given, *known = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *wanted))
         raise load_error(
             source,
-            f"tensor {name!r} is of the type {str(tensor.dtype).removeprefix('torch.')}: "
-            f"its configuration asks for {names}",
+            f"tensor {name!r} is of the type {given}: its configuration asks for "
+            f"{' or '.join(known)}",
         )
 
 
