@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from inferx_kernels.fp8 import Quantized
 from inferx_kernels.triton.linear import gemv, skinny_linear
-from inferx_kernels.triton.rows import Quantized
 from torch import Tensor
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, VOCAB, LAYERS = 32, 8, 128, 4096, 14336, 128_256, 32

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferx_kernels.fp8 import quantize_rows
 from inferx_kernels.invariance import TILE, by_tiles
+
+_PIECE = 1 << 24  # elements of an e4m3 weight that are in fp32 at once: 64 MiB
 
 
 class PackedLinear(NamedTuple):
@@ -20,16 +24,24 @@ class PackedLinear(NamedTuple):
     weight_scale: Tensor | None = None  # [out_features] fp32, of an e4m3 weight
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """Packs weight: [out_features, in_features] and bias: [out_features], of one dtype."""
-    if not _has_blocked_format(weight):
-        return PackedLinear(weight.contiguous(), bias, False)
+def pack_linear(
+    weight: Tensor, bias: Tensor | None = None, weight_scale: Tensor | None = None
+) -> PackedLinear:
+    """Packs weight: [out_features, in_features] and bias: [out_features], of one dtype; or an
+    e4m3 weight, which stays as it is, with weight_scale: [out_features] fp32."""
+    if weight_scale is not None or not _has_blocked_format(weight):
+        return PackedLinear(weight.contiguous(), bias, False, weight_scale)
     blocked = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TILE)
     return PackedLinear(blocked, bias, True)
 
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:
-    """x: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
+    """x: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype.
+
+    Where the weight is e4m3, x is quantized too, each token by its own largest magnitude.
+    """
+    if packed.weight_scale is not None:
+        return _linear_e4m3(x, packed.weight, packed.weight_scale, packed.bias)
     return by_tiles(lambda tile: _linear(tile, packed), x)
 
 
@@ -42,6 +54,20 @@ def _linear(x: Tensor, packed: PackedLinear) -> Tensor:
         x = F.pad(x, (0, 0, 0, padding))
     out = torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
     return out[:num_tokens]
+
+
+def _linear_e4m3(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiplies in fp32, which e4m3 numbers' products are exact in, and scales the sums."""
+    numbers, x_scale = quantize_rows(x)
+    numbers = numbers.float()
+    out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
+    step = max(1, _PIECE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        features = slice(start, start + step)
+        sums = by_tiles(partial(F.linear, weight=weight[features].float()), numbers)
+        sums.mul_(x_scale.unsqueeze(-1)).mul_(weight_scale[features])
+        out[:, features] = sums if bias is None else sums.add_(bias[features])
+    return out
 
 
 def _rounded_up(num_tokens: int) -> int:

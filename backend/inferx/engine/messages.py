@@ -57,7 +57,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     block_size: int  # tokens a page
     num_blocks: int
     device: str
-    dtype: str
+    dtype: str  # of activations, and of the weights that are not the layers'
+    weight_dtype: str  # of the layers' weights: the same, or fp8
+    kv_cache_dtype: str
     weight_bytes: int
     kv_cache_bytes: int
     load_seconds: dict[str, float]  # a stage of the start each

@@ -67,6 +67,8 @@ class SyntheticRunner:
             or max(longest, config.max_num_seqs * blocks_a_request),
             device="synthetic",
             dtype="none",
+            weight_dtype="none",
+            kv_cache_dtype="none",
             weight_bytes=0,
             kv_cache_bytes=0,
             load_seconds={"synthetic": time.monotonic() - started},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import subprocess
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -15,7 +14,6 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from inferx.config import EngineConfig
-from inferx.errors import ConfigError
 
 HELP = {
     "model": "a folder, a .gguf file, a hub id, or package:NAME for one in a Python package",
@@ -23,8 +21,8 @@ HELP = {
     "engine": "synthetic emits tokens at a fixed pace without a model, for load tests",
     "load_format": "dummy makes random weights of the shape in config.json, for benchmarks",
     "device": "where the model runs; auto takes a GPU if there is one",
-    "dtype": "of weights and activations; auto takes what is fast on the device",
-    "kv_cache_dtype": "of the KV cache; auto is the dtype",
+    "dtype": "of weights and activations; auto takes what is fast on the device, fp8 quantizes",
+    "kv_cache_dtype": "of the KV cache; auto is what the model computes in",
     "max_model_len": "tokens of prompt and output together; the model's own limit if not given",
     "max_num_seqs": "sequences that run at once",
     "max_num_batched_tokens": "token budget of one step; 512 on a CPU, 8192 on a GPU if not given",
@@ -84,31 +82,7 @@ def with_settings(*left_out: str) -> Callable[[Callable[..., Any]], Callable[...
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     """Checks the settings. Raises ConfigError in the words of the command line."""
-    config = EngineConfig.from_mapping(settings, "command line")
-    if config.dtype == "fp8" and not has_fp8_gpu():
-        raise ConfigError(
-            "--dtype fp8 needs a GPU with FP8 tensor cores (compute capability 8.9 or newer), and "
-            "there is none here: leave --dtype out for the fastest format of this machine"
-        )
-    return config
-
-
-def has_fp8_gpu() -> bool:
-    return any(capability >= (8, 9) for capability in gpu_capabilities())
-
-
-def gpu_capabilities() -> list[tuple[int, ...]]:
-    """The compute capability of each GPU that the driver shows, without loading torch."""
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [
-        tuple(int(part) for part in line.split("."))
-        for line in shown.stdout.split()
-        if line.replace(".", "").isdigit()
-    ]
+    return EngineConfig.from_mapping(settings, "command line")
 
 
 def settings_table() -> Iterable[tuple[str, str, str]]:

@@ -12,16 +12,39 @@ from inferx.model.hf_config import FUSED_ARCHITECTURES
 from inferx.model.weights import llama_like_shapes, safetensors_shapes
 from inferx.source import ModelSource, load_error
 
+_SCALE_BYTES = 4  # an output feature of an fp8 weight
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def weight_bytes(source: ModelSource, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the loaded weights in `dtype`. Reads headers at most. Raises ModelLoadError."""
+    """Bytes of the loaded weights, in `dtype` where they are not fp8. Reads headers at most.
+
+    Raises ModelLoadError.
+    """
     if config.architecture in FUSED_ARCHITECTURES:
         shapes = llama_like_shapes(config)
     else:
         shapes = safetensors_shapes(source)
-    return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    return sum(_tensor_bytes(config, dtype, name, shape) for name, shape in shapes.items())
+
+
+def _tensor_bytes(
+    config: ModelConfig, dtype: torch.dtype, name: str, shape: tuple[int, ...]
+) -> int:
+    module, _, kind = name.rpartition(".")
+    if config.fp8 is not None and kind == "weight" and config.fp8.holds(module):
+        return math.prod(shape) + _SCALE_BYTES * shape[0]
+    return math.prod(shape) * dtype.itemsize
+
+
+def weight_dtype(config: ModelConfig, dtype: torch.dtype) -> str:
+    """What the layers' weights are held in: "fp8", or the dtype's name."""
+    return dtype_name(dtype if config.fp8 is None else torch.float8_e4m3fn)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As the settings call it."""
+    return "fp8" if dtype is torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def available_memory(device: torch.device) -> int:
@@ -41,7 +64,7 @@ def check_fits(
     if needed > free:
         raise load_error(
             source,
-            f"its weights take {_size(needed)} in {str(dtype).removeprefix('torch.')}, "
+            f"its weights take {_size(needed)} in {weight_dtype(config, dtype)}, "
             f"and {_size(free)} of memory are free on the device {device.type!r}",
         )
 

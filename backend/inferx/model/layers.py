@@ -7,32 +7,62 @@ import torch.nn.functional as F
 from inferx_kernels import ops
 from torch import Tensor
 
+from inferx.model.config import Fp8Weights
+
 
 class Linear:
     """Linear layers that read the same input, fused into one.
 
-    Its parts are loaded by their index; when all have come, they are packed for the device.
+    Its parts are loaded by their index; when all have come, they are packed for the device. With
+    `fp8` the packed weight is e4m3, with a scale an output feature; a part that comes in another
+    type is quantized.
     """
 
     def __init__(
-        self, num_parts: int = 1, *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        num_parts: int = 1,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        fp8: Fp8Weights | None = None,
     ) -> None:
         self._num_parts = num_parts
         self._dtype, self._device = dtype, device
-        kinds = ("weight", "bias") if bias else ("weight",)
+        self._fp8 = fp8
+        kinds = ["weight", *["bias"] * bias, *["weight_scale"] * (fp8 is not None)]
         self._parts: dict[str, dict[int, Tensor]] = {kind: {} for kind in kinds}
         self._packed: ops.PackedLinear | None = None
 
     def load(self, kind: str, tensor: Tensor, part: int = 0) -> None:
-        """Takes a part's "weight": [its features, in_features], or "bias": [its features]."""
-        self._parts[kind][part] = tensor.to(self._device, self._dtype)
+        """Takes a part's "weight": [its features, in_features], or "bias": [its features].
+
+        Before a weight that is e4m3 comes its "weight_scale" of any floating type: [its features],
+        or [row_blocks, column_blocks] of fp8.block.
+        """
+        if kind == "weight" and self._fp8 is not None:
+            self._load_e4m3(tensor.to(self._device), part, self._fp8)
+        else:
+            dtype = torch.float32 if kind == "weight_scale" else self._dtype
+            self._parts[kind][part] = tensor.to(self._device, dtype)
         if all(len(parts) == self._num_parts for parts in self._parts.values()):
             fused = {
                 kind: torch.cat([parts[i] for i in range(self._num_parts)])
                 for kind, parts in self._parts.items()
             }
             self._parts.clear()
-            self._packed = ops.pack_linear(fused["weight"], fused.get("bias"))
+            self._packed = ops.pack_linear(
+                fused["weight"], fused.get("bias"), fused.get("weight_scale")
+            )
+
+    def _load_e4m3(self, weight: Tensor, part: int, fp8: Fp8Weights) -> None:
+        scale = self._parts["weight_scale"].get(part)
+        if scale is None:
+            weight, scale = ops.quantize_weight(weight)
+        elif scale.ndim == 2:
+            assert fp8.block is not None
+            weight, scale = ops.requantize_weight(weight, scale, fp8.block)
+        self._parts["weight"][part], self._parts["weight_scale"][part] = weight, scale
 
     @property
     def packed(self) -> ops.PackedLinear:

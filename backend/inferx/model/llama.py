@@ -14,7 +14,7 @@ from inferx_kernels import ops
 from torch import Tensor
 
 from inferx.model.batch import ForwardBatch, KVCache
-from inferx.model.config import ModelConfig
+from inferx.model.config import GATE_UP, QKV, ModelConfig
 from inferx.model.layers import Embedding, Linear, RMSNorm
 from inferx.model.rope import rope_frequencies
 
@@ -108,11 +108,13 @@ class Layer:
         slides = config.layer_sliding is None or config.layer_sliding[index]
         self.sliding_window = config.sliding_window if slides else None
 
-        def linear(num_parts: int, bias: bool) -> Linear:
-            return Linear(num_parts, bias=bias, dtype=dtype, device=device)
+        def linear(*parts: str, bias: bool) -> Linear:
+            module = f"model.layers.{index}.{parts[0]}"
+            fp8 = config.fp8 if config.fp8 and config.fp8.holds(module) else None
+            return Linear(len(parts), bias=bias, dtype=dtype, device=device, fp8=fp8)
 
         self.input_norm = _norm(config, dtype, device)
-        self.qkv_proj = linear(3, config.attention_bias)
+        self.qkv_proj = linear(*QKV, bias=config.attention_bias)
         self.qk_norm = (
             RMSNorm(
                 self._heads + self._kv_heads,
@@ -124,10 +126,10 @@ class Layer:
             if config.qk_norm
             else None
         )
-        self.o_proj = linear(1, config.attention_out_bias)
+        self.o_proj = linear("self_attn.o_proj", bias=config.attention_out_bias)
         self.post_attention_norm = _norm(config, dtype, device)
-        self.gate_up_proj = linear(2, config.mlp_bias)
-        self.down_proj = linear(1, config.mlp_bias)
+        self.gate_up_proj = linear(*GATE_UP, bias=config.mlp_bias)
+        self.down_proj = linear("mlp.down_proj", bias=config.mlp_bias)
 
     def attention(self, x: Tensor, step: _Step, kv: KVCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""

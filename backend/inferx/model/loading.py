@@ -12,8 +12,15 @@ import torch
 from inferx.config import EngineConfig
 from inferx.engine.messages import EngineInfo
 from inferx.model.config import ModelConfig
-from inferx.model.footprint import weight_bytes
-from inferx.model.placement import KVSize, check_max_model_len, pick_device, pick_dtype
+from inferx.model.footprint import dtype_name, weight_bytes, weight_dtype
+from inferx.model.placement import (
+    KVSize,
+    check_max_model_len,
+    pick_device,
+    pick_dtype,
+    pick_kv_dtype,
+    pick_weights,
+)
 from inferx.model.registry import CausalLM, load_config, load_model
 from inferx.source import ModelSource
 
@@ -36,7 +43,8 @@ class LoadedModel(NamedTuple):
     config: ModelConfig
     model: CausalLM
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations
+    kv_dtype: torch.dtype  # of pages
     weight_bytes: int
 
     @classmethod
@@ -46,7 +54,9 @@ class LoadedModel(NamedTuple):
             model_config = load_config(source)
             check_max_model_len(config, source, model_config)
             device = pick_device(config)
+            model_config = pick_weights(config, source, model_config, device)
             dtype = pick_dtype(config, model_config, device)
+            kv_dtype = pick_kv_dtype(config, dtype, device)
         with stage("weights"):
             model = load_model(
                 source,
@@ -56,7 +66,7 @@ class LoadedModel(NamedTuple):
                 load_format=config.load_format,
             )
         num_bytes = weight_bytes(source, model_config, dtype)
-        return cls(source, model_config, model, device, dtype, num_bytes)
+        return cls(source, model_config, model, device, dtype, kv_dtype, num_bytes)
 
     def info(self, config: EngineConfig, size: KVSize, stages: Stages) -> EngineInfo:
         return EngineInfo(
@@ -66,7 +76,9 @@ class LoadedModel(NamedTuple):
             block_size=config.page_size(self.device.type),
             num_blocks=size.num_blocks,
             device=self.device.type,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=dtype_name(self.dtype),
+            weight_dtype=weight_dtype(self.config, self.dtype),
+            kv_cache_dtype=dtype_name(self.kv_dtype),
             weight_bytes=self.weight_bytes,
             kv_cache_bytes=size.num_blocks * size.block_bytes,
             load_seconds=stages.seconds,

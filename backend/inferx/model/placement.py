@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from inferx.config import EngineConfig
 from inferx.errors import ModelLoadError
-from inferx.model.config import ModelConfig
+from inferx.model.config import Fp8Weights, ModelConfig
 from inferx.model.footprint import available_memory
+from inferx.model.hf_config import FUSED_ARCHITECTURES
 from inferx.source import ModelSource, load_error
 
 _CPU_KV_BYTES = 256 * 2**20  # enough for about 11,000 tokens of a model of 135M parameters
+_FP8_CAPABILITY = (8, 9)  # the first GPUs with e4m3 tensor cores and conversions
 
 
 class KVSize(NamedTuple):
@@ -43,27 +46,61 @@ def pick_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
 
 
+def pick_weights(
+    config: EngineConfig, source: ModelSource, model: ModelConfig, device: torch.device
+) -> ModelConfig:
+    """The model, with fp8 weights where the setting dtype asks for them; a checkpoint that has
+    some keeps its own choice of layers.
+
+    Raises ModelLoadError where the model or the device does not take them.
+    """
+    if config.dtype == "fp8" and model.fp8 is None:
+        if model.architecture not in FUSED_ARCHITECTURES:
+            raise load_error(
+                source,
+                f"the setting dtype is 'fp8', which {model.architecture} does not run in: use "
+                "'bfloat16' or 'auto'",
+            )
+        _check_fp8_device("the setting dtype is 'fp8'", "use 'auto'", device)
+        return replace(model, fp8=Fp8Weights())
+    if model.fp8 is not None:
+        what = f"the weights of model {source.label!r} are fp8"
+        _check_fp8_device(what, "use the model in bfloat16", device)
+    return model
+
+
 def pick_dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The setting's type, or for "auto" the one in which the device runs the model best.
+    """What the model computes in: the setting's type, or the one that the device runs best.
 
     On a CPU that is bfloat16 where its instructions multiply bfloat16 (AVX512-BF16 or AMX: then
-    decoding measured 1.7 to 2.3 times as fast as float32), else float32. Raises ModelLoadError.
+    decoding measured 1.7 to 2.3 times as fast as float32), else float32.
     """
-    if config.dtype == "fp8":
-        raise ModelLoadError(
-            f"the setting dtype is 'fp8', which needs a GPU with FP8 support, and the model runs "
-            f"on the device {device.type!r}: use 'bfloat16', 'float32' or 'auto'"
-        )
-    if config.kv_cache_dtype == "fp8":
-        raise ModelLoadError(
-            f"the setting kv_cache_dtype is 'fp8', which needs a GPU with FP8 support, and the "
-            f"model runs on the device {device.type!r}: use 'auto'"
-        )
-    if config.dtype != "auto":
+    if config.dtype not in ("auto", "fp8"):
         return getattr(torch, config.dtype)
     if device.type == "cpu":
         return torch.bfloat16 if _multiplies_bfloat16() else torch.float32
-    return torch.float16 if model.dtype == "float16" else torch.bfloat16
+    if config.dtype == "auto" and model.dtype == "float16":
+        return torch.float16
+    return torch.bfloat16
+
+
+def pick_kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of the KV pages; `dtype` is what the model computes in. Raises ModelLoadError."""
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    _check_fp8_device("the setting kv_cache_dtype is 'fp8'", "use 'auto'", device)
+    return torch.float8_e4m3fn
+
+
+def _check_fp8_device(what: str, instead: str, device: torch.device) -> None:
+    if device.type == "cpu":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < _FP8_CAPABILITY:
+        raise ModelLoadError(
+            f"{what}, and the GPU has the compute capability {major}.{minor}, where fp8 needs 8.9 "
+            f"or newer: {instead}"
+        )
 
 
 def _multiplies_bfloat16() -> bool:
@@ -80,7 +117,8 @@ def size_kv_cache(
     weight_bytes: int,
     activation_bytes: int = 0,
 ) -> KVSize:
-    """The pages there is room for, once the weights are loaded, and the longest text they hold.
+    """The pages of `dtype` that there is room for, once the weights are loaded, and the longest
+    text they hold.
 
     activation_bytes: what steps take beside weights and pages.
     Raises ModelLoadError where that is less than one page, or than the max_model_len asked for.

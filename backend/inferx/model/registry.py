@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.config import ModelConfig
 from inferx.model.dummy_weights import dummy_weights
 from inferx.model.footprint import check_fits
+from inferx.model.fp8_weights import fp8_weights
 from inferx.model.gguf_config import gguf_config, open_gguf
 from inferx.model.hf_config import (
     FUSED_ARCHITECTURES,
@@ -20,6 +22,7 @@ from inferx.model.hf_config import (
     llama_like_config,
     read_json,
 )
+from inferx.model.hf_quantization import fp8_weights_config
 from inferx.model.weights import iter_weights
 from inferx.source import ModelSource, load_error
 
@@ -47,11 +50,12 @@ def load_config(source: ModelSource) -> ModelConfig:
     if (source.path / "adapter_config.json").exists():
         raise load_error(source, "its folder holds an adapter: merge it into its model first")
     quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise load_error(source, f"weights quantized by {method!r} are not supported")
-    if architecture_of(source, raw) in FUSED_ARCHITECTURES:
-        return llama_like_config(source, raw)
+    fp8 = fp8_weights_config(source, quantization) if quantization else None
+    architecture = architecture_of(source, raw)
+    if architecture in FUSED_ARCHITECTURES:
+        return replace(llama_like_config(source, raw), fp8=fp8)
+    if fp8 is not None:
+        raise load_error(source, f"{architecture} with fp8 weights is not supported")
     from inferx.model.general import general_config  # imports transformers: seconds
 
     return general_config(source, raw)
@@ -84,13 +88,21 @@ def load_model(
             model.load_weights(
                 dummy_weights(config, dtype, device)
                 if load_format == "dummy"
-                else iter_weights(source, config, dtype)
+                else _weights(source, config, dtype)
             )
         return model
     from inferx.model.general import GeneralCausalLM
 
     raw = read_json(source, "config.json")
     return GeneralCausalLM(source, raw, config, dtype=dtype, device=device)
+
+
+def _weights(
+    source: ModelSource, config: ModelConfig, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    if config.fp8 is not None and config.fp8.stored:
+        return fp8_weights(source, config, config.fp8)
+    return iter_weights(source, config, dtype)
 
 
 @contextmanager

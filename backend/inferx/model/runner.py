@@ -37,7 +37,7 @@ class ModelRunner:
                 config,
                 loaded.source,
                 loaded.config,
-                dtype=loaded.dtype,
+                dtype=loaded.kv_dtype,
                 device=device,
                 weight_bytes=loaded.weight_bytes,
             )
@@ -45,7 +45,9 @@ class ModelRunner:
             shape = (size.num_blocks, config.page_size(device.type), *heads)
             # Uninitialized: on a CPU pages take no memory until they are first used
             self._kv = [
-                KVCache(*(torch.empty(shape, dtype=loaded.dtype, device=device) for _ in range(2)))
+                KVCache(
+                    *(torch.empty(shape, dtype=loaded.kv_dtype, device=device) for _ in range(2))
+                )
                 for _ in range(loaded.config.num_layers)
             ]
             self._batch = InputBatch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from inferx.model.config import ModelConfig
+from inferx.model.config import Fp8Weights, ModelConfig
 from inferx.model.gguf_config import open_gguf
 from inferx.model.gguf_weights import gguf_weights
 from inferx.model.hf_config import read_json
@@ -20,6 +20,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _NAMES_SHOWN = 3
+UNQUANTIZED = (torch.float32, torch.bfloat16, torch.float16)
+_E4M3 = (torch.float8_e4m3fn,)
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -30,8 +32,8 @@ def iter_weights(
     """Every weight of a fused architecture exactly once, on the CPU, one tensor at a time.
 
     GGUF tensors come in `dtype`, safetensors in the checkpoint's. Raises ModelLoadError, before
-    the end, at a tensor that is unexpected or of another shape, and at the end where one is
-    missing.
+    the end, at a tensor that is unexpected or of another shape or type, and at the end where one
+    is missing.
     """
     if source.format == "gguf":
         stream = gguf_weights(source, open_gguf(source), config, dtype)
@@ -41,9 +43,13 @@ def iter_weights(
 
 
 def checked(
-    source: ModelSource, weights: Iterable[tuple[str, Tensor]], expected: Shapes
+    source: ModelSource,
+    weights: Iterable[tuple[str, Tensor]],
+    expected: Shapes,
+    fp8: Fp8Weights | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Passes on what is expected. Raises ModelLoadError like `iter_weights`."""
+    """Passes on what is expected, in e4m3 what `fp8` says. Raises ModelLoadError like
+    `iter_weights`."""
     missing = dict(expected)
     ties = _HEAD not in expected
     tied: list[Tensor] = []
@@ -63,6 +69,7 @@ def checked(
                 f"tensor {name!r} has the shape {list(tensor.shape)}: "
                 f"its configuration asks for {list(shape)}",
             )
+        check_dtype(source, name, tensor, _E4M3 if _is_fp8(name, fp8) else UNQUANTIZED)
         yield name, tensor
     if len(tied) == 2 and not torch.equal(*tied):
         raise load_error(
@@ -74,6 +81,24 @@ def checked(
         names = ", ".join(list(missing)[:_NAMES_SHOWN])
         more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
         raise load_error(source, f"its weights lack {names}{more}")
+
+
+def _is_fp8(name: str, fp8: Fp8Weights | None) -> bool:
+    module, _, kind = name.rpartition(".")
+    return fp8 is not None and kind == "weight" and fp8.holds(module)
+
+
+def check_dtype(
+    source: ModelSource, name: str, tensor: Tensor, wanted: Sequence[torch.dtype]
+) -> None:
+    """Raises ModelLoadError where the tensor's type is not among them."""
+    if tensor.dtype not in wanted:
+        given, *known = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *wanted))
+        raise load_error(
+            source,
+            f"tensor {name!r} is of the type {given}: its configuration asks for "
+            f"{' or '.join(known)}",
+        )
 
 
 def llama_like_shapes(config: ModelConfig) -> Shapes:
@@ -108,12 +133,14 @@ def llama_like_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def safetensors_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the folder's safetensors files. Raises ModelLoadError."""
+def safetensors_weights(
+    source: ModelSource, wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
+    """Every wanted tensor of the folder's safetensors files, by name. Raises ModelLoadError."""
     for path in safetensors_files(source):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                for name in filter(wanted, file.keys()):
                     yield name, file.get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:
             raise load_error(source, f"{path.name} is damaged: {_one_line(error)}") from None

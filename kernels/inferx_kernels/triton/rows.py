@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from inferx_kernels.fp8 import Quantized
 from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.rope import rope_write_kernel
@@ -19,13 +20,6 @@ class LateScales(NamedTuple):
 
     x: Tensor  # [num_tokens] fp32
     weight: Tensor  # [out_features] fp32
-
-
-class Quantized(NamedTuple):
-    """e4m3 numbers with one scale a token: number * scale is the value."""
-
-    x: Tensor  # [num_tokens, features] e4m3
-    scale: Tensor  # [num_tokens] fp32
 
 
 def _row_warps(width: int) -> int:

@@ -235,13 +235,6 @@ def test_max_model_len_beyond_the_model(refusal: Any, tiny_folder: Path) -> None
     assert "512" in sentence
 
 
-def test_fp8_on_a_cpu(refusal: Any, tiny_folder: Path) -> None:
-    for setting in ("dtype", "kv_cache_dtype"):
-        sentence = refusal({**WEIGHTS, "device": "cpu", setting: "fp8"}, copied(tiny_folder, id))
-        assert f"{setting} is 'fp8'" in sentence
-        assert "'cpu'" in sentence
-
-
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from inferx_kernels.linear import PackedLinear
 from inferx_kernels.triton.linear import gemv
-from inferx_kernels.triton.rows import Quantized, norm_rows, silu_mul_rows
+from inferx_kernels.triton.rows import LateScales, Quantized, norm_rows, silu_mul_rows
 from torch import Tensor
 
 from inferx.model.batch import KVCache
@@ -61,50 +62,60 @@ class GpuLlama:
         dtype = self._dtype
         qkv_proj, o_proj = layer.qkv_proj.packed, layer.o_proj.packed
         gate_up_proj, down_proj = layer.gate_up_proj.packed, layer.down_proj.packed
-        qkv = skinny(self._input(h, layer.input_norm), qkv_proj, dtype=dtype)
+        qkv = skinny(_input(h, layer.input_norm, qkv_proj), qkv_proj, dtype=dtype)
         attended = step.decode(qkv, kv, layer.sliding_window, *_qk_norm(layer))
         h = skinny(quantized(attended, o_proj), o_proj, dtype=dtype, residual=h)
-        x = self._input(h, layer.post_attention_norm)
+        x = _input(h, layer.post_attention_norm, gate_up_proj)
         gated = skinny(x, gate_up_proj, dtype=dtype, silu_mul=True)
         return skinny(quantized(gated, down_proj), down_proj, dtype=dtype, residual=h)
 
     def _by_library(self, residual: Tensor, step: StepAttention, kv: list[KVCache]) -> Tensor:
-        dtype, fp8 = self._dtype, self._is_fp8
+        dtype = self._dtype
         layers = self._model.layers
-        next_norms = [*(layer.input_norm for layer in layers[1:]), self._model.norm]
-        x = self._input(residual, layers[0].input_norm)
-        for layer, cache, next_norm in zip(layers, kv, next_norms, strict=True):
+        x = _input(residual, layers[0].input_norm, layers[0].qkv_proj.packed)
+        for layer, following, cache in zip(layers, [*layers[1:], None], kv, strict=True):
+            o_proj, down_proj = layer.o_proj.packed, layer.down_proj.packed
+            gate_up_proj = layer.gate_up_proj.packed
             qkv, late = library(x, layer.qkv_proj.packed, dtype=dtype)
             attended = step.mixed(qkv, late, cache, layer.sliding_window, *_qk_norm(layer))
-            o_proj = layer.o_proj.packed
             y, late = library(quantized(attended, o_proj), o_proj, dtype=dtype)
             norm = layer.post_attention_norm
-            x = norm_rows(y, norm.weight, norm.eps, residual=residual, late=late, quantize=fp8)
-            gate_up, late = library(x, layer.gate_up_proj.packed, dtype=dtype)
-            gated = silu_mul_rows(gate_up, late=late, quantize=fp8)
-            y, late = library(gated, layer.down_proj.packed, dtype=dtype)
-            x = norm_rows(
-                y,
-                next_norm.weight,
-                next_norm.eps,
-                residual=residual,
-                late=late,
-                quantize=fp8 and next_norm is not self._model.norm,
-            )
-        assert isinstance(x, Tensor)
-        return x
-
-    @property
-    def _is_fp8(self) -> bool:
-        return self._weight_dtype == torch.float8_e4m3fn
-
-    def _input(self, h: Tensor, norm: RMSNorm) -> Tensor | Quantized:
-        """A product's input: normed, and quantized where weights are fp8."""
-        return norm_rows(h, norm.weight, norm.eps, quantize=self._is_fp8)
+            x = _input(y, norm, gate_up_proj, residual=residual, late=late)
+            gate_up, late = library(x, gate_up_proj, dtype=dtype)
+            gated = silu_mul_rows(gate_up, late=late, quantize=_is_fp8(down_proj))
+            y, late = library(gated, down_proj, dtype=dtype)
+            if following is not None:
+                norm, reader = following.input_norm, following.qkv_proj.packed
+                x = _input(y, norm, reader, residual=residual, late=late)
+        return _normed(y, self._model.norm, residual=residual, late=late)
 
 
-def _normed(h: Tensor, norm: RMSNorm) -> Tensor:
-    x = norm_rows(h, norm.weight, norm.eps)
+def _input(
+    h: Tensor,
+    norm: RMSNorm,
+    reader: PackedLinear,
+    *,
+    residual: Tensor | None = None,
+    late: LateScales | None = None,
+) -> Tensor | Quantized:
+    """What `reader` multiplies: normed after the residual is added, e4m3 where its weight is."""
+    return norm_rows(
+        h, norm.weight, norm.eps, residual=residual, late=late, quantize=_is_fp8(reader)
+    )
+
+
+def _is_fp8(weight: PackedLinear) -> bool:
+    return weight.weight_scale is not None
+
+
+def _normed(
+    h: Tensor,
+    norm: RMSNorm,
+    *,
+    residual: Tensor | None = None,
+    late: LateScales | None = None,
+) -> Tensor:
+    x = norm_rows(h, norm.weight, norm.eps, residual=residual, late=late)
     assert isinstance(x, Tensor)
     return x
 

@@ -65,7 +65,7 @@ class GpuRunner:
         self._model = GpuLlama(model, loaded.dtype)
         self._shape = AttentionShape.of(loaded.config)
         self._block_size = config.page_size(self._device.type)
-        self._page_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else loaded.dtype
+        self._page_dtype = loaded.kv_dtype
         self._sampler = GpuSampler(
             config.max_num_seqs,
             vocab_size=loaded.config.vocab_size,
