@@ -16,6 +16,7 @@ from inferx.model.footprint import weight_bytes
 from inferx.model.placement import pick_dtype, pick_kv_dtype, pick_weights
 from inferx.model.registry import load_config, load_model
 from inferx.model.runner import ModelRunner
+from inferx.model.runners import load_runner
 from inferx.source import ModelSource, resolve, source_at
 from paged import PagedRun
 from tiny_models import make_tiny_model, write_tiny_gguf
@@ -100,7 +101,7 @@ def test_fp8_pages_round_keys_and_values_on_both_routes(family: str, tmp_path: P
 
 def make_runner(folder: Path, **settings: object) -> ModelRunner:
     config = EngineConfig.from_mapping({"model": "tiny", "device": "cpu", **settings})
-    runner = ModelRunner(config, ModelSource(folder, "huggingface", "tiny"))
+    runner = load_runner(config, ModelSource(folder, "huggingface", "tiny"))
     runner.close()
     return runner
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import kernel_cases as cases
 import pytest
@@ -11,6 +12,7 @@ import torch
 from inferx.config import EngineConfig
 from inferx.engine.core import EngineCore
 from inferx.engine.messages import EngineRequest
+from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.engine.scheduler import Scheduler
 from inferx.memory.pool import PagePool
@@ -31,6 +33,12 @@ def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferx_kernels.linear._has_blocked_format", lambda weight: False)
 
 
+class Ran(NamedTuple):
+    tokens: list[Tokens]  # of each prompt
+    core: EngineCore
+    logprobs: list[list[TokenLogprobs]]
+
+
 def run(
     kind: type[GpuRunner] | type[ModelRunner],
     folder: Path,
@@ -40,8 +48,8 @@ def run(
     caching: bool = False,
     lengths: Sequence[int] = LENGTHS,
     **settings: object,
-) -> tuple[list[Tokens], EngineCore]:
-    """What each prompt of LENGTHS gets, all in one batch."""
+) -> Ran:
+    """What each prompt gets, all in one batch."""
     given = {
         "model": "tiny", "device": cases.DEVICE.type, "dtype": "float32", "max_num_seqs": 4,
         "max_num_batched_tokens": 64, "num_gpu_blocks_override": 20, "max_model_len": 128,
@@ -61,13 +69,15 @@ def run(
     generator = torch.Generator().manual_seed(4)
     prompts = [torch.randint(0, 250, (n,), generator=generator).tolist() for n in lengths]
     got: list[Tokens] = [[] for _ in prompts]
+    logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]
     for uid, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
         core.add(EngineRequest(uid, prompt, one))
     while core.has_work:
         for output in core.step():
             got[output.uid] += output.token_ids
+            logprobs[output.uid] += output.logprobs or []
     runner.close()
-    return got, core
+    return Ran(got, core, logprobs)
 
 
 def greedy(count: int = COUNT) -> SamplingParams:
@@ -83,8 +93,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_mixed_and_decode_steps_equal_the_reference_runner(folder: Path) -> None:
     params = [greedy()] * len(LENGTHS)
-    expected, _ = run(ModelRunner, folder, params)
-    assert run(GpuRunner, folder, params)[0] == expected
+    expected = run(ModelRunner, folder, params).tokens
+    assert run(GpuRunner, folder, params).tokens == expected
 
 
 @pytest.fixture(scope="module")
@@ -96,26 +106,28 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_chunks_a_tiny_pool_and_no_overlap_change_nothing(smollm2: Path) -> None:
     params = [greedy(18)] * 2
-    expected, _ = run(ModelRunner, smollm2, params, lengths=(15, 31))
+    expected = run(ModelRunner, smollm2, params, lengths=(15, 31)).tokens
     settings = {"num_gpu_blocks_override": 4, "max_model_len": 64, "enable_async_batch": False}
-    got, core = run(GpuRunner, smollm2, params, lengths=(15, 31), budget=20, **settings)
-    assert got == expected
-    assert core.stats().preemptions > 0
+    ran = run(GpuRunner, smollm2, params, lengths=(15, 31), budget=20, **settings)
+    assert ran.tokens == expected
+    assert ran.core.stats().preemptions > 0
 
 
 def test_prefix_hits_change_nothing(smollm2: Path) -> None:
     params = [greedy(3)] * 4
     lengths = (40, 40, 40, 40)
-    expected, _ = run(ModelRunner, smollm2, params, lengths=lengths, budget=40)
-    assert run(GpuRunner, smollm2, params, lengths=lengths, budget=40, caching=True)[0] == expected
+    expected = run(ModelRunner, smollm2, params, lengths=lengths, budget=40).tokens
+    assert (
+        run(GpuRunner, smollm2, params, lengths=lengths, budget=40, caching=True).tokens == expected
+    )
 
 
 def test_more_rows_than_a_few_go_through_the_library(smollm2: Path) -> None:
     lengths = [3] * 20
     params = [greedy(3)] * 20
     settings = {"max_num_seqs": 20, "lengths": lengths}
-    expected, _ = run(ModelRunner, smollm2, params, **settings)
-    assert run(GpuRunner, smollm2, params, **settings)[0] == expected
+    expected = run(ModelRunner, smollm2, params, **settings).tokens
+    assert run(GpuRunner, smollm2, params, **settings).tokens == expected
 
 
 def test_rows_of_all_kinds_of_sampling_share_a_batch(smollm2: Path) -> None:
@@ -125,8 +137,8 @@ def test_rows_of_all_kinds_of_sampling_share_a_batch(smollm2: Path) -> None:
         SamplingParams(temperature=1.2, seed=2, top_p=0.7, max_tokens=COUNT, ignore_eos=True),
         SamplingParams(temperature=1.0, seed=3, min_p=0.1, max_tokens=COUNT, ignore_eos=True),
     ]
-    expected, _ = run(ModelRunner, smollm2, params)
-    assert run(GpuRunner, smollm2, params)[0] == expected
+    expected = run(ModelRunner, smollm2, params).tokens
+    assert run(GpuRunner, smollm2, params).tokens == expected
 
 
 def test_edited_logits_are_sampled_between_the_two_graphs(smollm2: Path) -> None:
@@ -136,7 +148,27 @@ def test_edited_logits_are_sampled_between_the_two_graphs(smollm2: Path) -> None
         SamplingParams(temperature=0, repetition_penalty=3.0, max_tokens=COUNT, ignore_eos=True),
         SamplingParams(temperature=0.9, seed=5, logprobs=2, max_tokens=COUNT, ignore_eos=True),
     ]
-    expected, _ = run(ModelRunner, smollm2, params)
-    got, _ = run(GpuRunner, smollm2, params)
+    expected = run(ModelRunner, smollm2, params).tokens
+    got = run(GpuRunner, smollm2, params).tokens
     assert got == expected
     assert set(got[1]) == {7}
+
+
+@pytest.mark.parametrize("lengths", [(40,), LENGTHS])
+def test_fp8_weights_and_pages_are_near_the_reference(
+    smollm2: Path, lengths: tuple[int, ...]
+) -> None:
+    """Prompts, one token and a few quantize in another place each, and round there."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=0, logit_bias=bias)
+        for bias in [{7: 90.0}] * len(lengths)
+    ]
+    settings = {"dtype": "fp8", "kv_cache_dtype": "fp8", "lengths": lengths}
+    wanted, got = (run(kind, smollm2, params, **settings) for kind in (ModelRunner, GpuRunner))
+    assert got.tokens == wanted.tokens == [[7, 7, 7]] * len(lengths)
+    differences = [
+        abs(mine.logprob - its.logprob)
+        for ours, reference in zip(got.logprobs, wanted.logprobs, strict=True)
+        for mine, its in zip(ours, reference, strict=True)
+    ]
+    assert sum(differences) / len(differences) < 0.25
