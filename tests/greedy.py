@@ -14,9 +14,24 @@ from transformers import PreTrainedModel
 Tokens = list[int]
 
 
+class Ties(NamedTuple):
+    """How far a token may be from the reference's likeliest, in nats: `usual`, but for a `share`
+    of the tokens `most`."""
+
+    usual: float
+    most: float
+    share: float
+
+
+# Against float32, correct bfloat16 (the CPU's) is beyond 0.1 nats at 4 of SmolLM2's 1,664 tokens,
+# 0.22 at most.
+BF16_TIES = Ties(usual=0.1, most=0.3, share=0.005)
+
+
 class Verdict(NamedTuple):
     equal: int  # outputs that are the reference's, token by token
-    worst: float  # nats: the largest distance from the reference's likeliest token
+    beyond: int  # tokens farther from the reference's likeliest than is usual
+    worst: float  # nats
 
 
 def generate(
@@ -46,26 +61,32 @@ def check_greedy(
     prompts: Sequence[Tokens],
     outputs: Sequence[Tokens],
     counts: Sequence[int],
-    *,
-    tolerance: float,
+    ties: Ties = BF16_TIES,
 ) -> Verdict:
-    """Every token, given the output before it, is the reference's likeliest or within `tolerance`
-    nats of it. So an output is the reference's own, or it parts from it at a tie that rounding
-    decides, and stays with what the reference holds likely from there.
+    """Every token, given the output before it, is the reference's likeliest or nearly as likely.
+    So an output is the reference's own, or it parts from it at a tie that rounding decides, and
+    stays with what the reference holds likely from there.
 
-    Raises AssertionError, naming the prompt and the token.
+    Raises AssertionError, naming the prompt and the token, or how many tokens are beyond the
+    usual.
     """
-    equal, worst = 0, 0.0
+    equal, beyond, worst = 0, 0, 0.0
     rows = enumerate(zip(prompts, outputs, counts, strict=True))
     for number, (prompt, output, count) in rows:
         where = f"prompt {number} ({len(prompt)} tokens)"
         assert len(output) == count, f"{where} brought {len(output)} tokens, not {count}"
         apart = distances(reference, prompt, output)
         for place, distance in enumerate(apart):
-            assert distance <= tolerance, (
+            assert distance <= ties.most, (
                 f"{where}: token {place} of the output is {distance:.3f} nats less likely than "
-                f"the reference's; {tolerance} are allowed"
+                f"the reference's; {ties.most} are allowed"
             )
         equal += max(apart) == 0
+        beyond += sum(distance > ties.usual for distance in apart)
         worst = max(worst, *apart)
-    return Verdict(equal, worst)
+    total = sum(counts)
+    assert beyond <= ties.share * total, (
+        f"{beyond} of {total} tokens are more than {ties.usual} nats less likely than the "
+        f"reference's; a share of {ties.share} is allowed"
+    )
+    return Verdict(equal, beyond, worst)
