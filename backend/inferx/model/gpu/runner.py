@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -79,9 +80,9 @@ class GpuRunner:
             block_size=config.page_size(self._device.type),
             rotation=model.rotation(torch.arange(limit, device=self._device)),
         )
-        with stages("profile"), self._on_stream():
+        with stages("profile"), self._computing():
             activation_bytes = self._profile(config, loaded)
-        with stages("kv_cache"), self._on_stream():
+        with stages("kv_cache"), self._computing():
             size = size_kv_cache(
                 config,
                 loaded.source,
@@ -94,7 +95,7 @@ class GpuRunner:
             self._kv = [
                 self._pages(size.num_blocks, loaded) for _ in range(loaded.config.num_layers)
             ]
-        with stages("graphs"), self._on_stream():
+        with stages("graphs"), self._computing():
             self._graphs = DecodeGraphs(
                 self._model,
                 self._slots,
@@ -107,7 +108,7 @@ class GpuRunner:
         self.info = loaded.info(config, size, stages)
 
     def launch(self, plan: Plan) -> None:
-        with torch.inference_mode(), self._on_stream():
+        with self._computing():
             self._launched.append(self._execute(plan))
 
     def collect(self) -> StepResult:
@@ -119,8 +120,11 @@ class GpuRunner:
             self._stream.synchronize()
         self._launched.clear()
 
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with torch.inference_mode(), on_stream:
+            yield
 
     def _execute(self, plan: Plan) -> _Launched:
         self._slots.apply(plan)
@@ -199,7 +203,6 @@ class GpuRunner:
         k, v = (torch.empty(shape, dtype=self._page_dtype, device=self._device) for _ in range(2))
         return KVCache(k, v)
 
-    @torch.inference_mode()
     def _profile(self, config: EngineConfig, loaded: LoadedModel) -> int:
         """Bytes that the largest step takes beside weights and pages. It compiles kernels, too."""
         budget = config.step_budget(self._device.type)
