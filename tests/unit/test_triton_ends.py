@@ -119,10 +119,13 @@ class Readiness:
 
     def __init__(self) -> None:
         self.served = True
+        self.fails = False
         self.asked: list[bool] = []  # busy
 
     def is_served(self, *, busy: bool) -> bool:
         self.asked.append(busy)
+        if self.fails:
+            raise RuntimeError("the server is shutting down")
         return self.served
 
 
@@ -180,6 +183,15 @@ def test_while_nothing_is_in_flight_an_unload_is_noticed_too() -> None:
     readiness.served = False
     until(lambda: engine.calls == ["drain", "close"])
     assert readiness.asked == [False]
+
+
+def test_a_server_that_cannot_say_whether_it_serves_the_model_is_shutting_down() -> None:
+    _, engine, in_flight, readiness = lifecycle(60)
+    outbox = Ends().outbox("one")
+    in_flight.add(outbox)
+    in_flight.remove(outbox)
+    readiness.fails = True
+    until(lambda: engine.calls == ["drain", "close"])
 
 
 def test_finalize_ends_a_drain_at_once() -> None:
