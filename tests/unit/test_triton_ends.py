@@ -100,6 +100,19 @@ def test_polls_are_bounded_and_end_with_the_request() -> None:
     assert len(polls) <= POLLS_A_TICK * (1 + (polls[-1] - polls[0]) / TICK)
 
 
+def test_a_poll_that_fails_leaves_the_request_its_deadline() -> None:
+    class Unwell(Request):
+        def is_cancelled(self) -> bool:
+            raise RuntimeError("shared memory is full")
+
+    ends = Ends()
+    canceller = Canceller(ends.aborted.extend)
+    canceller.watch(ends.outbox("late", Unwell(), seconds=0.2))
+    ends.wait(lambda: "late" in ends.errors)
+    assert canceller.close(10)
+    assert ends.errors == {"late": ("CANCELLED", "the deadline of 0.2 s passed")}
+
+
 class Engine:
     def __init__(self) -> None:
         self.calls: list[str] = []
