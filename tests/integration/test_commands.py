@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 INFERX = [sys.executable, "-c", "from inferx.cli import main; main()"]
 API_SERVER = [sys.executable, "-m", "inferx.entrypoints.api_server"]
 FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
@@ -52,6 +54,23 @@ def ends_within(seconds: float, watch: int) -> bool:
     ended = bool(poll.poll(seconds * 1000))
     os.close(watch)
     return ended
+
+
+def test_what_the_demo_prints_works_as_it_is_copied() -> None:
+    demo = run(sys.executable, str(ROOT / "ci" / "demo.py"), "--keep")
+    assert demo.returncode == 0, demo.stderr
+    try:
+        copied = re.findall(r"^With [^\n]+:\n(.+?)\n\n", demo.stdout, re.DOTALL | re.MULTILINE)
+        shown = [run("bash", "-c", lines, cwd=ROOT) for lines in copied]
+    finally:
+        server = int(demo.stdout.split("kill ")[-1])
+        watch = os.pidfd_open(server)
+        os.kill(server, signal.SIGTERM)
+        assert ends_within(60, watch)
+        (log,) = re.findall(r"^Log: +(.+)$", demo.stdout, re.MULTILINE)
+        shutil.rmtree(Path(log).parent)
+    assert len(shown) == 3  # curl, tritonclient, inferx_client
+    assert ["Paris" in answer.stdout for answer in shown] == [True] * 3, shown
 
 
 @pytest.mark.parametrize(
