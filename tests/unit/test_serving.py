@@ -16,7 +16,7 @@ from inferx.entrypoints.serving import (
 )
 from inferx.entrypoints.settings import engine_config, option_name, with_settings
 from inferx.errors import ConfigError, ModelLoadError
-from inferx.source import ROOTS_VARIABLE
+from inferx.source import ROOTS_VARIABLE, resolve
 from inferx.triton.server import one_sentence, write_model_repository
 from typer.testing import CliRunner
 
@@ -96,6 +96,18 @@ def test_a_local_model_is_served_by_its_absolute_path(
     assert roots == [tmp_path]
     environment = with_roots({ROOTS_VARIABLE: "/models"}, roots)
     assert environment[ROOTS_VARIABLE] == os.pathsep.join([str(tmp_path), "/models"])
+
+
+def test_a_file_that_is_a_link_keeps_its_name(tmp_path: Path) -> None:
+    """In the Hugging Face cache a file is a link to a blob, whose name has no suffix."""
+    revision, blob = tmp_path / "snapshots" / "1", tmp_path / "blobs" / "0123"
+    for file in (revision / "m.gguf", blob):
+        file.parent.mkdir(parents=True)
+    blob.write_bytes(b"GGUF")
+    (revision / "m.gguf").symlink_to(blob)
+    settings, roots = local_model({"model": str(revision / "m.gguf")})
+    assert settings == {"model": str(revision / "m.gguf")}
+    assert resolve(settings["model"], roots=roots).format == "gguf"
 
 
 @pytest.mark.parametrize("model", ["nothing", "./not/there", "/no/such/folder", "package:no_such"])

@@ -107,8 +107,10 @@ def local_model(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]
         if named.startswith(PACKAGE_PREFIX):
             continue
         if path.exists():
-            found[setting] = str(path.resolve())
-            roots.append(path.resolve().parent)
+            target = path.resolve()
+            # a file keeps its name: what it links to may have another
+            found[setting] = str(target if path.is_dir() else path.parent.resolve() / path.name)
+            roots.append(target.parent)
         elif named.count("/") != 1 or named.startswith((".", "~", "/")):
             raise ModelLoadError(
                 f"{setting} {named!r}: there is no such file or folder; "
