@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 from inferx.config import EngineConfig
+from inferx.entrypoints import offline
 from inferx.entrypoints.serving import (
     local_model,
     models_of_repository,
@@ -172,3 +173,12 @@ def test_a_name_that_triton_cannot_serve_is_refused(tmp_path: Path, name: str) -
 )
 def test_a_load_error_is_the_model_s_own_sentence(reason: str, words: str) -> None:
     assert one_sentence("m", reason) == f"model 'm' did not load: {words}"
+
+
+def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "models[" / "bold]"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelLoadError), offline.loaded({"model": str(folder)}):
+        pass
