@@ -1,6 +1,7 @@
 # InferX on NVIDIA's Triton container. Mount a model repository at /models:
 #   docker build -t inferx .
-#   docker run --rm --gpus all --shm-size=1g -p 127.0.0.1:8000-8002:8000-8002 \
+#   docker run --rm --gpus all --shm-size=1g --stop-timeout=40 \
+#     -p 127.0.0.1:8000-8002:8000-8002 \
 #     -v "$PWD/models:/models:ro" inferx
 
 FROM python:3.12-slim-bookworm AS wheel

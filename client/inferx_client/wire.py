@@ -108,12 +108,13 @@ def generate_request(
     """A request for `prompt`, text or token ids. `timeout`: seconds, enforced by the server.
 
     `sampling` and `details` are named as in the README's interface: max_tokens, finish_reason, …
+    Raises InferenceError for a prompt that is neither.
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     if isinstance(prompt, str):
         _add_text(request, "text_input", prompt)
     else:
-        _add(request, "input_ids", "INT32", len(prompt), struct.pack(f"<{len(prompt)}i", *prompt))
+        _add(request, "input_ids", "INT32", len(prompt), _packed(prompt))
     _add_bool(request, "stream", stream)
     _add_bool(request, "exclude_input_in_output", exclude_input)
     _add_text(request, "sampling_parameters", json.dumps(dict(sampling)))
@@ -185,6 +186,15 @@ def _strings(raw: bytes) -> list[str]:
 def _add(request: Any, name: str, datatype: str, size: int, raw: bytes) -> None:
     request.inputs.add(name=name, datatype=datatype, shape=[size])
     request.raw_input_contents.append(raw)
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f"<{len(token_ids)}i", *token_ids)
+    except struct.error:
+        raise InferenceError(
+            "INVALID_ARG", "the prompt is neither text nor token ids, integers of 32 bits"
+        ) from None
 
 
 def _add_text(request: Any, name: str, text: str) -> None:

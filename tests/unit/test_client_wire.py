@@ -56,6 +56,13 @@ def test_token_ids_go_as_input_ids() -> None:
     assert "text_input" not in inputs_of(request)
 
 
+@pytest.mark.parametrize("prompt", [[2**31], [1.5], ["Hello"]])
+def test_what_is_neither_text_nor_token_ids_is_refused(prompt: list) -> None:
+    with pytest.raises(InferenceError, match="the prompt is neither text nor token ids") as error:
+        generate_request("m", prompt, stream=False, sampling={})
+    assert error.value.status == "INVALID_ARG"
+
+
 def test_a_streamed_response_is_one_delta_of_its_choice() -> None:
     found = deltas(
         response(

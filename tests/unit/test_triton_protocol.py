@@ -146,6 +146,14 @@ def test_the_openai_frontends_best_of_is_taken_where_it_equals_n():
             "unknown sampling parameter 'max_token'; did you mean 'max_tokens'?",
         ),
         (
+            {"text_input": "x", "parameters": {"a" * 9000: 1}},
+            f"unknown sampling parameter '{'a' * 77}...'",
+        ),
+        (
+            {"text_input": "x", "parameters": {"temperature": 10**400}},
+            f"temperature is 1{'0' * 76}...: expected a number between 0 and 100",
+        ),
+        (
             {"text_input": "x", "parameters": {"stream": "perhaps"}},
             "stream is 'perhaps': expected true or false",
         ),

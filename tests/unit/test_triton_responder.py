@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from inferx.engine.messages import RequestOutput
 from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
-from inferx.errors import Cancelled
-from inferx.text.stream import TextStream
+from inferx.errors import Cancelled, Unavailable
+from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.outbox import Outbox
 from inferx.triton.protocol import GenerateRequest, ReturnFlags
 from inferx.triton.responder import Responder
@@ -212,6 +212,52 @@ def test_an_error_comes_after_the_text_before_it_and_frees_every_choice() -> Non
     assert request.sender.texts() == [[" one", ""]]
     assert request.sender.error == ("CANCELLED", "the client cancelled the request")
     assert sorted(channel.aborted) == [1, 2]
+
+
+def test_an_error_is_sent_though_an_output_follows_it_while_the_shard_is_busy() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Held(TextStream):
+        def push(self, outputs: object) -> TextDelta:
+            entered.set()
+            assert go_on.wait(10)
+            return super().push(outputs)
+
+    request, channel = Request(), Channel(shards=1)
+    params = SamplingParams()
+    outbox = channel.responder.outbox(request)
+    generate = GenerateRequest("x", None, False, True, TEXT_ONLY, True, None, params)
+    outbox.prepare(generate, [Held(smollm2(), params)], 3, "")
+    first, second, *_ = outputs()
+    outbox.put(first)
+    outbox.open([1])
+    assert entered.wait(10)
+    outbox.fail(Cancelled("the client cancelled the request"))
+    outbox.put(second)  # the engine had sent it before it heard of the end
+    go_on.set()
+    channel.wait()
+    assert request.sender.error == ("CANCELLED", "the client cancelled the request")
+
+
+def test_closing_waits_for_what_came_while_a_shard_was_busy() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Held(Sender):
+        def send(self, response: InferenceResponse, flags: int = 0) -> None:
+            entered.set()
+            assert go_on.wait(10)
+            super().send(response, flags)
+
+    request, channel = Request(), Channel(shards=2)
+    request.sender = Held()
+    outbox = channel.open(request)
+    outbox.put(outputs()[0])
+    assert entered.wait(10)
+    outbox.fail(Unavailable("the model is being unloaded"))
+    assert not channel.responder.close(0)
+    go_on.set()
+    assert channel.responder.close(10)
+    assert request.sender.error == ("UNAVAILABLE", "the model is being unloaded")
 
 
 def test_without_a_stream_an_error_is_the_only_response() -> None:

