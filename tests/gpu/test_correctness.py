@@ -132,7 +132,7 @@ def test_with_fp8_pages(reference: PreTrainedModel, prompts: list[Tokens]) -> No
     [
         {"head_dim": 80},
         {"head_dim": 96},
-        {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
+        {"hidden_size": 112, "head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
     ],
     ids=["heads of 80", "heads of 96", "7 query heads a KV head"],
 )
