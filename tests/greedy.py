@@ -36,6 +36,21 @@ class Verdict(NamedTuple):
     worst: float  # nats
 
 
+class Reference:
+    """A model that judges outputs, each of them once."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+
+    def distances(self, prompt: Tokens, output: Tokens) -> list[float]:
+        """Nats between each token of the output and the likeliest one there."""
+        key = tuple(prompt), tuple(output)
+        if key not in self._known:
+            self._known[key] = distances(self._model, prompt, output)
+        return self._known[key]
+
+
 def generate(
     core: EngineCore, prompts: Sequence[Tokens], counts: Sequence[int], *, every: int = 0
 ) -> list[Tokens]:
@@ -59,7 +74,7 @@ def generate(
 
 
 def check_greedy(
-    reference: PreTrainedModel,
+    reference: Reference,
     prompts: Sequence[Tokens],
     outputs: Sequence[Tokens],
     counts: Sequence[int],
@@ -77,7 +92,7 @@ def check_greedy(
     for number, (prompt, output, count) in rows:
         where = f"prompt {number} ({len(prompt)} tokens)"
         assert len(output) == count, f"{where} brought {len(output)} tokens, not {count}"
-        apart = distances(reference, prompt, output)
+        apart = reference.distances(prompt, output)
         for place, distance in enumerate(apart):
             assert distance <= ties.most, (
                 f"{where}: token {place} of the output is {distance:.3f} nats less likely than "

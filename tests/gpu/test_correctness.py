@@ -17,12 +17,11 @@ import pytest
 from _parity import prompts as parity_prompts
 from _parity import texts
 from _smollm2 import SOURCE, load_reference, tokenizer
-from greedy import BF16_TIES, TINY_TIES, Ties, Tokens, check_greedy, generate
+from greedy import BF16_TIES, TINY_TIES, Reference, Ties, Tokens, check_greedy, generate
 from inferx.config import EngineConfig
 from inferx.engine.process import LoadedEngine, load_engine
 from inferx.errors import ModelLoadError
 from tiny_models import make_tiny_model
-from transformers import PreTrainedModel
 
 COUNT = 64  # tokens
 # e4m3 keys and values have 3 bits of mantissa: the model itself changes a little, not only ties.
@@ -41,8 +40,8 @@ def load(model: Path, **settings: Any) -> LoadedEngine:
 
 
 @pytest.fixture(scope="module")
-def reference() -> PreTrainedModel:
-    return load_reference("bfloat16").float()
+def reference() -> Reference:
+    return Reference(load_reference("bfloat16").float())
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[LoadedEngine]:
 
 
 def run(
-    engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens], ties: Ties = BF16_TIES
+    engine: LoadedEngine, reference: Reference, prompts: list[Tokens], ties: Ties = BF16_TIES
 ) -> None:
     """All prompts at once."""
     counts = [COUNT] * len(prompts)
@@ -68,20 +67,18 @@ def run(
     print(check_greedy(reference, prompts, outputs, counts, ties))
 
 
-def test_alone(engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens]) -> None:
+def test_alone(engine: LoadedEngine, reference: Reference, prompts: list[Tokens]) -> None:
     outputs = [generate(engine.core, [prompt], [COUNT])[0] for prompt in prompts]
     check_greedy(reference, prompts, outputs, [COUNT] * len(prompts))
 
 
-def test_in_one_batch(
-    engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens]
-) -> None:
+def test_in_one_batch(engine: LoadedEngine, reference: Reference, prompts: list[Tokens]) -> None:
     run(engine, reference, prompts)
 
 
 @pytest.mark.parametrize("every", [0, 1], ids=["all at once", "one a step"])
 def test_200_requests_of_random_lengths_in_mixed_batches(
-    engine: LoadedEngine, reference: PreTrainedModel, every: int
+    engine: LoadedEngine, reference: Reference, every: int
 ) -> None:
     """Prompts and decodes share their batches, whose size goes up to all of them and down again."""
     draw = random.Random(5)
@@ -97,7 +94,7 @@ def test_200_requests_of_random_lengths_in_mixed_batches(
 
 
 def test_with_prefix_hits(
-    engine: LoadedEngine, reference: PreTrainedModel, prompts: list[Tokens]
+    engine: LoadedEngine, reference: Reference, prompts: list[Tokens]
 ) -> None:
     run(engine, reference, prompts)
     before = engine.core.stats().prefix_cache_hits
@@ -106,22 +103,22 @@ def test_with_prefix_hits(
     assert hits >= sum(map(len, prompts)) // 2
 
 
-def test_under_preemption(reference: PreTrainedModel, prompts: list[Tokens]) -> None:
-    """A pool for little more than the longest request, in tokens: 30 layers of K and V of 3 heads
-    of 64 in bfloat16."""
-    tokens = 2304
+def test_under_preemption(reference: Reference, prompts: list[Tokens]) -> None:
+    """A pool that takes all short prompts, and not what they become."""
+    short = [prompt for prompt in prompts if len(prompt) <= 200]
     engine = load(
         SOURCE.path,
-        max_model_len=2048,
-        kv_cache_memory_bytes=tokens * 30 * 2 * 3 * 64 * 2,
+        max_model_len=1024,
+        block_size=16,
+        num_gpu_blocks_override=128,
         enable_prefix_caching=False,
     )
-    run(engine, reference, prompts)
+    run(engine, reference, short)
     assert engine.core.stats().preemptions > 0
     engine.runner.close()
 
 
-def test_with_fp8_pages(reference: PreTrainedModel, prompts: list[Tokens]) -> None:
+def test_with_fp8_pages(reference: Reference, prompts: list[Tokens]) -> None:
     engine = load(SOURCE.path, kv_cache_dtype="fp8", max_num_seqs=64)
     run(engine, reference, prompts, FP8_KV_TIES)
     engine.runner.close()
@@ -137,7 +134,7 @@ def test_with_fp8_pages(reference: PreTrainedModel, prompts: list[Tokens]) -> No
     ids=["heads of 80", "heads of 96", "7 query heads a KV head"],
 )
 def test_uncommon_shapes(shape: dict[str, int], tmp_path: Path) -> None:
-    tiny = make_tiny_model(tmp_path, dtype="bfloat16", **shape).float()
+    tiny = Reference(make_tiny_model(tmp_path, dtype="bfloat16", **shape).float())
     draw = random.Random(1)
     prompts = [[draw.randrange(250) for _ in range(n)] for n in (1, 5, 16, 17, 64, 130, 300)]
     engine = load(tmp_path)

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from greedy import TINY_TIES, Ties, Tokens, check_greedy, generate
+from greedy import TINY_TIES, Reference, Ties, Tokens, check_greedy, generate
 from inferx.config import EngineConfig
 from inferx.engine.process import load_engine
 from tiny_models import make_tiny_model
-from transformers import PreTrainedModel
 
 PROMPTS = [
     torch.randint(0, 250, (n,), generator=torch.Generator().manual_seed(n)).tolist()
@@ -21,7 +20,7 @@ COUNTS = [24, 9, 16, 1]
 
 
 class Case(NamedTuple):
-    reference: PreTrainedModel
+    reference: Reference
     outputs: list[Tokens]
 
 
@@ -38,7 +37,7 @@ def outputs(folder: Path, dtype: str, every: int = 0) -> list[Tokens]:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("tiny")
-    reference = make_tiny_model(folder, "qwen2", dtype="bfloat16").float()
+    reference = Reference(make_tiny_model(folder, "qwen2", dtype="bfloat16").float())
     return Case(reference, outputs(folder, "float32"))
 
 
@@ -49,9 +48,9 @@ def test_the_same_type_gives_the_same_tokens(case: Case) -> None:
 
 @pytest.mark.parametrize("head_dim", [16, 80, 96])
 def test_bfloat16_parts_from_float32_at_ties_alone(head_dim: int, tmp_path: Path) -> None:
-    reference = make_tiny_model(tmp_path, "llama", dtype="bfloat16", head_dim=head_dim).float()
+    model = make_tiny_model(tmp_path, "llama", dtype="bfloat16", head_dim=head_dim).float()
     got = outputs(tmp_path, "bfloat16", every=3)
-    check_greedy(reference, PROMPTS, got, COUNTS, TINY_TIES)
+    check_greedy(Reference(model), PROMPTS, got, COUNTS, TINY_TIES)
 
 
 @pytest.mark.parametrize("place", [0, 7, 15])
