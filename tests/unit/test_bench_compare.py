@@ -83,5 +83,6 @@ def test_reached_bars_are_ok_and_what_one_side_lacks_is_not_judged(tmp_path: Pat
 
 def test_nothing_in_common_is_short(tmp_path: Path) -> None:
     status, lines = compare(tmp_path, [], [engine("decode", 1, 256, 0.9)])
+    assert lines[-1].startswith("short compare: 0 of 0 bars reached")
     assert lines[-1].endswith("no workload is in both files")
     assert status == 1
