@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from inferx.model.runner import ModelRunner
 
 _LARGEST_HEAD = 256
+_FP8_GRANULE = 16
 
 
 def load_runner(config: EngineConfig, source: ModelSource) -> GpuRunner | ModelRunner:
@@ -30,7 +31,7 @@ def load_runner(config: EngineConfig, source: ModelSource) -> GpuRunner | ModelR
         return ModelRunner(config, loaded, stages)
     reason = _unsupported_shape(loaded.config)
     if reason is not None:
-        raise load_error(source, f"{reason}: set device to 'cpu'")
+        raise load_error(source, f"{reason}: set device to 'cpu', or take another dtype")
     from inferx.model.gpu.runner import GpuRunner  # imports Triton
 
     try:
@@ -57,4 +58,11 @@ def _unsupported_shape(config: ModelConfig) -> str | None:
             f"its head size is {config.head_dim}, and the GPU's kernels take multiples of 8 up to "
             f"{_LARGEST_HEAD}"
         )
+    if config.fp8 is not None:
+        widths = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        if any(width % _FP8_GRANULE for width in widths):
+            return (
+                f"its layers have {', '.join(map(str, widths))} features, and fp8 products take "
+                f"multiples of {_FP8_GRANULE}"
+            )
     return None

@@ -24,6 +24,8 @@ from inferx_kernels.triton.tuning import (
 )
 from inferx_kernels.triton.workspace import workspace
 
+ROWS_AT_ONCE = 256  # that a program adds up to find its own
+
 
 class DecodePlan(NamedTuple):
     """A work list on the device, refilled every step in place. Opaque; see `plan_decode`."""
@@ -60,7 +62,7 @@ def plan_decode(plan: DecodePlan, seq_lens: Tensor) -> None:
         num_rows,
         CHUNK=plan.chunk,
         WINDOW=plan.window,
-        BLOCK_ROWS=min(1024, triton.next_power_of_2(num_rows)),
+        BLOCK_ROWS=ROWS_AT_ONCE,
         BLOCK_CHUNKS=128,
         num_warps=1,
     )
@@ -178,7 +180,7 @@ def _launch(
         GROUP=group,
         BLOCK_G=max(8, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SIZE=block_size,
         BLOCK_T=config.block_t,
         CHUNK=plan.chunk,
@@ -238,11 +240,11 @@ def prefill_attention(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_SIZE=block_size,
-        BLOCK_ROWS=min(256, triton.next_power_of_2(num_rows)),
+        BLOCK_ROWS=ROWS_AT_ONCE,
         WINDOW=sliding_window or 0,
         FP8_PAGES=k_pages.dtype == torch.float8_e4m3fn,
         STAGES=config.num_stages,

@@ -25,7 +25,7 @@ ITEM_WORDS = tl.constexpr(8)  # int32 words an item takes, of which five are use
 COMBINE = tl.constexpr(4)  # chunks combined at a time
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def plan_decode_kernel(
     seq_lens_ptr,  # [num_rows] int32
     items_ptr,  # [max_items, ITEM_WORDS] int32: row, its length, chunk, row's first item and chunks
@@ -86,7 +86,7 @@ def split_e4m3(pairs):
     return low, high
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_table_stride"])
 def decode_attention_kernel(
     q_ptr,  # [num_rows, num_heads, head_dim]; of qkv where FUSED
     k_pages_ptr,

@@ -68,7 +68,10 @@ def attend(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "block_table_stride"],
+    do_not_specialize_on_alignment=["block_table_ptr", "seq_lens_ptr", "query_start_ptr"],
+)
 def prefill_attention_kernel(
     q_ptr,  # [num_tokens, num_heads, head_dim]
     k_pages_ptr,

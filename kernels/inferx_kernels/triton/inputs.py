@@ -14,8 +14,13 @@ from torch import Tensor
 
 from inferx_kernels.rope import Rotation
 
+STORED_AT_ONCE = 128  # tokens
 
-@triton.jit
+
+@triton.jit(
+    do_not_specialize=["row_table_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "starts_ptr", "query_start_ptr"],
+)
 def prepare_inputs_kernel(
     slots_ptr,
     starts_ptr,  # [num_rows] int32 each
@@ -77,7 +82,7 @@ def prepare_inputs_kernel(
             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def store_tokens_kernel(
     token_pool_ptr,  # [num_slots, pool_stride] int32
     slots_ptr,
@@ -159,14 +164,13 @@ def store_tokens(token_pool: Tensor, slots: Tensor, positions: Tensor, token_ids
     [num_rows] int64.
     """
     num_rows = len(slots)
-    block = min(128, triton.next_power_of_2(num_rows))
-    store_tokens_kernel[(triton.cdiv(num_rows, block),)](
+    store_tokens_kernel[(triton.cdiv(num_rows, STORED_AT_ONCE),)](
         token_pool,
         slots,
         positions,
         token_ids,
         token_pool.stride(0),
         num_rows,
-        BLOCK=block,
+        BLOCK=STORED_AT_ONCE,
         num_warps=1,
     )

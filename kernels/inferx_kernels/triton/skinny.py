@@ -14,7 +14,7 @@ import triton.language as tl
 from inferx_kernels.triton.device import launch_next, matmul, wait_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def skinny_kernel(
     x_ptr,  # [M, K] bf16, fp16 or e4m3
     x_scale_ptr,  # [M] fp32, where SCALED

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import triton
 
+LARGEST_CHUNK = 4096  # keys that one program of decode attention goes through
+
 
 class LinearConfig(NamedTuple):
     """How a decode linear is launched. block_n, block_k in elements."""
@@ -74,7 +76,7 @@ def decode_chunk(num_rows: int, num_kv_heads: int) -> int:
     heads = num_rows * num_kv_heads
     if heads <= 32:
         return 512
-    return 2048 if heads <= 128 else 4096
+    return 2048 if heads <= 128 else LARGEST_CHUNK
 
 
 def prefill_config(head_dim: int, page_itemsize: int) -> PrefillConfig:

@@ -20,7 +20,10 @@ class WidenedPages(NamedTuple):
     block_table: Tensor  # [num_rows, max_pages] int32
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["block_table_stride"],
+    do_not_specialize_on_alignment=["block_table_ptr", "seq_lens_ptr", "first_pages_ptr"],
+)
 def widen_kernel(
     k_pages_ptr,
     v_pages_ptr,  # [num_blocks, block_size, WIDTH] each

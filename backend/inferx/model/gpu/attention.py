@@ -39,10 +39,16 @@ class AttentionShape(NamedTuple):
         return cls(config.num_heads, config.num_kv_heads, config.head_dim, frozenset(windows))
 
     def decode_plans(
-        self, num_rows: int, max_tokens: int, device: torch.device
+        self,
+        num_rows: int,
+        max_tokens: int,
+        device: torch.device,
+        *,
+        chunk: int | None = None,
     ) -> dict[int | None, DecodePlan]:
-        """Work lists for steps of up to num_rows rows with up to max_tokens keys together."""
-        chunk = decode_chunk(num_rows, self.num_kv_heads)
+        """Work lists for steps of up to num_rows rows with up to max_tokens keys together, in
+        chunks of so many tokens, or of as many as suit so many rows."""
+        chunk = chunk or decode_chunk(num_rows, self.num_kv_heads)
         floats = self.num_heads * (self.head_dim + 2)
         while (num_rows + max_tokens // chunk) * floats > PART_FLOATS:
             chunk *= 2

@@ -40,22 +40,19 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: GpuLlama,
         slots: Slots,
         sampler: GpuSampler,
-        kv: list[KVCache],
         shape: AttentionShape,
         *,
         max_num_seqs: int,
         vocab_size: int,
+        block_size: int,
     ) -> None:
-        """Captures all buckets, on the current stream's device."""
-        self._model, self._slots, self._sampler, self._kv = model, slots, sampler, kv
-        self._shape = shape
-        num_blocks, self._block_size = kv[0].k.shape[:2]
-        self._capacity = num_blocks * self._block_size
-        device = kv[0].k.device
+        """`capture` makes the graphs."""
+        self._slots, self._sampler, self._shape = slots, sampler, shape
+        self._block_size = block_size
         state = slots.state
+        device = state.token_pool.device
 
         def zeros(*size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -74,8 +71,21 @@ class DecodeGraphs:
         self._tokens = zeros(max_num_seqs, dtype=torch.int64)
         self._sizes = bucket_sizes(max_num_seqs)
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._buckets: dict[int, _Bucket] = {}
+
+    def capture(self, model: GpuLlama, kv: list[KVCache]) -> None:
+        """A graph for every size, on the current stream."""
         # The largest first: the smaller ones' graphs find their memory in its
-        self._buckets = {size: self._bucket(size) for size in reversed(self._sizes)}
+        for size in reversed(self._sizes):
+            forward, sample = self._bucket(size, model, kv)
+            self._buckets[size] = _Bucket(self._captured(forward), self._captured(sample))
+
+    def launch_all(self, model: GpuLlama, kv: list[KVCache]) -> None:
+        """A step of each size of rows that nobody has, without graphs: to compile its kernels."""
+        for size in self._sizes:
+            forward, sample = self._bucket(size, model, kv)
+            forward()
+            sample()
 
     def forward(self, plan: Plan) -> Tensor:
         """Launches the plan's forward pass; its logits, until the next step: [num_rows, vocab]."""
@@ -95,7 +105,7 @@ class DecodeGraphs:
     def _size_of(self, plan: Plan) -> int:
         return self._sizes[bisect.bisect_left(self._sizes, len(plan.slots))]
 
-    def _bucket(self, size: int) -> _Bucket:
+    def _bucket(self, size: int, model: GpuLlama, kv: list[KVCache]) -> _Bucket:
         rows = StepRows(
             self._rows[:size], self._rows[size : 2 * size], self._query_start[: size + 1]
         )
@@ -108,14 +118,13 @@ class DecodeGraphs:
             whole.block_table[:size],
         )
         state = self._slots.state
-        max_tokens = min(self._capacity, size * state.token_pool.shape[1])
+        max_tokens = min(kv[0].k.shape[0] * self._block_size, size * state.token_pool.shape[1])
         plans = self._shape.decode_plans(size, max_tokens, self._rows.device)
         step = StepAttention(inputs, size, plans, None)
 
         def forward() -> None:
             prepare_inputs(rows, state, inputs, block_size=self._block_size, max_query_len=1)
-            hidden = self._model.forward(step, self._kv)
-            self._model.logits(hidden, self._logits[:size])
+            model.logits(model.forward(step, kv), self._logits[:size])
 
         def sample() -> None:
             # A row's length is the position of the token that it lacks
@@ -124,9 +133,9 @@ class DecodeGraphs:
             store_tokens(state.token_pool, rows.slots, inputs.seq_lens, tokens)
 
         self._rows.fill_(-1)
-        return _Bucket(self._captured(forward), self._captured(sample))
+        return _Bucket(forward, sample)
 
-    def _captured(self, run: Callable[[], None]) -> Callable[[], object]:
+    def _captured(self, run: Callable[[], object]) -> Callable[[], object]:
         """`run` as a graph; itself where there are none, on a CPU."""
         run()  # compiles, and allocates what outlives a step
         if self._pool is None:

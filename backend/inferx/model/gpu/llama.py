@@ -19,10 +19,18 @@ class GpuLlama:
     """Steps begin with an ordinary kernel, the embedding: the chain of dependent launches, in
     which a kernel starts before its predecessor has ended, begins behind it."""
 
-    def __init__(self, model: LlamaForCausalLM, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, dtype: torch.dtype, layers: list[Layer] | None = None
+    ) -> None:
+        """layers: all of the model's, unless given."""
         self._model = model
         self._dtype = dtype
-        self._weight_dtype = model.layers[0].qkv_proj.packed.weight.dtype
+        self._layers = layers or model.layers
+        self._weight_dtype = self._layers[0].qkv_proj.packed.weight.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
 
     def forward(self, step: StepAttention, kv: list[KVCache]) -> Tensor:
         """Writes K and V; returns the final norm's output: [num_tokens, hidden_size]."""
@@ -32,7 +40,7 @@ class GpuLlama:
         if step.prompts is not None or way is Way.LIBRARY:
             return self._by_library(h, step, kv)
         run = self._one_token if way is Way.VECTOR else self._few_tokens
-        for layer, cache in zip(self._model.layers, kv, strict=True):
+        for layer, cache in zip(self._layers, kv, strict=True):
             h = run(h, layer, step, cache)
         return _normed(h, self._model.norm)
 
@@ -71,7 +79,7 @@ class GpuLlama:
 
     def _by_library(self, residual: Tensor, step: StepAttention, kv: list[KVCache]) -> Tensor:
         dtype = self._dtype
-        layers = self._model.layers
+        layers = self._layers
         x = _input(residual, layers[0].input_norm, layers[0].qkv_proj.packed)
         for layer, following, cache in zip(layers, [*layers[1:], None], kv, strict=True):
             o_proj, down_proj = layer.o_proj.packed, layer.down_proj.packed

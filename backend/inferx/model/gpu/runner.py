@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from inferx_kernels import ops
 from inferx_kernels.rope import Rotation
+from inferx_kernels.triton.compilation import compiled_together
 from inferx_kernels.triton.inputs import StepInputs, StepRows, prepare_inputs, store_tokens
+from inferx_kernels.triton.tuning import LARGEST_CHUNK
 from torch import Tensor
 
 from inferx.config import EngineConfig
@@ -25,7 +27,7 @@ from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
 from inferx.model.gpu.upload import Download, upload
 from inferx.model.input_batch import SamplingRows
-from inferx.model.llama import LlamaForCausalLM
+from inferx.model.llama import Layer, LlamaForCausalLM
 from inferx.model.loading import LoadedModel, Stages
 from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import RowLogprobs, Sampled
@@ -58,15 +60,21 @@ class GpuRunner:
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, stages: Stages) -> None:
         """Raises ModelLoadError."""
+        self._device = loaded.device
+        self._stream = None
+        if self._device.type == "cuda":
+            self._stream = torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())  # which loaded the weights
+        self._launched: deque[_Launched] = deque()
+        with self._computing():
+            self._build(config, loaded, stages)
+
+    def _build(self, config: EngineConfig, loaded: LoadedModel, stages: Stages) -> None:
         model = loaded.model
         assert isinstance(model, LlamaForCausalLM)
-        self._device = loaded.device
-        self._stream = torch.cuda.Stream() if self._device.type == "cuda" else None
-        self._launched: deque[_Launched] = deque()
         self._model = GpuLlama(model, loaded.dtype)
         self._shape = AttentionShape.of(loaded.config)
         self._block_size = config.page_size(self._device.type)
-        self._page_dtype = loaded.kv_dtype
         self._sampler = GpuSampler(
             config.max_num_seqs,
             vocab_size=loaded.config.vocab_size,
@@ -77,17 +85,32 @@ class GpuRunner:
         self._slots = Slots(
             config.max_num_seqs,
             max_model_len=limit,
-            block_size=config.page_size(self._device.type),
+            block_size=self._block_size,
             rotation=model.rotation(torch.arange(limit, device=self._device)),
         )
-        with stages("profile"), self._computing():
-            activation_bytes = self._profile(config, loaded)
-        with stages("kv_cache"), self._computing():
+        self._graphs = DecodeGraphs(
+            self._slots,
+            self._sampler,
+            self._shape,
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=loaded.config.vocab_size,
+            block_size=self._block_size,
+        )
+        budget = config.step_budget(self._device.type)
+        plan = largest_step(config.max_num_seqs, budget, self._block_size)
+        # All layers write the same pages, so that they fit before the KV cache is sized
+        pages = self._pages(sum(len(pages) for _, _, pages in plan.block_updates), loaded)
+        with stages("compile"):
+            self._compile(GpuLlama(model, loaded.dtype, one_of_each_kind(model)), plan, pages)
+        with stages("profile"):
+            activation_bytes = self._profile(plan, [pages] * loaded.config.num_layers)
+        del pages
+        with stages("kv_cache"):
             size = size_kv_cache(
                 config,
                 loaded.source,
                 loaded.config,
-                dtype=self._page_dtype,
+                dtype=loaded.kv_dtype,
                 device=self._device,
                 weight_bytes=loaded.weight_bytes,
                 activation_bytes=activation_bytes,
@@ -95,16 +118,8 @@ class GpuRunner:
             self._kv = [
                 self._pages(size.num_blocks, loaded) for _ in range(loaded.config.num_layers)
             ]
-        with stages("graphs"), self._computing():
-            self._graphs = DecodeGraphs(
-                self._model,
-                self._slots,
-                self._sampler,
-                self._kv,
-                self._shape,
-                max_num_seqs=config.max_num_seqs,
-                vocab_size=loaded.config.vocab_size,
-            )
+        with stages("graphs"):
+            self._graphs.capture(self._model, self._kv)
         self.info = loaded.info(config, size, stages)
 
     def launch(self, plan: Plan) -> None:
@@ -136,7 +151,7 @@ class GpuRunner:
             if not self._sampler.needs_reading(rows.slots):
                 return _Launched(Download([self._graphs.sample(plan)]), None)
         else:
-            hidden = self._forward(plan, self._kv)
+            hidden = self._forward(self._model, plan, self._kv)
             if not len(rows.slots):  # prompts that go on in the next step
                 return _Launched(Download([hidden.new_empty(0, dtype=torch.int64)]), None)
             logits = self._model.logits(hidden)
@@ -145,7 +160,7 @@ class GpuRunner:
         tensors = [] if sampled.row_logprobs is None else list(sampled.row_logprobs.tensors)
         return _Launched(Download([sampled.token_ids, *tensors]), sampled.row_logprobs)
 
-    def _forward(self, plan: Plan, kv: list[KVCache]) -> Tensor:
+    def _forward(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> Tensor:
         """A step with prompts in it; returns the sampling rows' hidden states."""
         counts = np.array(plan.num_tokens)
         ends = counts.cumsum()
@@ -163,11 +178,13 @@ class GpuRunner:
         )
         decodes = plan.num_decodes
         max_tokens = int(seq_lens[:decodes].sum())
-        plans = self._shape.decode_plans(decodes, max_tokens, self._device) if decodes else {}
+        plans = self._shape.decode_plans(
+            max(1, decodes), max_tokens, self._device, chunk=LARGEST_CHUNK
+        )
         prompts = prompt_rows(
             inputs, rows.query_start, decodes, seq_lens[decodes:].tolist(), kv[0].k.dtype
         )
-        hidden = self._model.forward(StepAttention(inputs, decodes, plans, prompts), kv)
+        hidden = model.forward(StepAttention(inputs, decodes, plans, prompts), kv)
         samples = np.array(plan.samples, dtype=bool)
         return hidden[self._upload(ends[samples] - 1)]
 
@@ -178,7 +195,8 @@ class GpuRunner:
         rotary_dim = self._slots.state.rotation.cos.shape[-1]
         angles = (empty(num_tokens, 1, rotary_dim, dtype=torch.float32) for _ in range(2))
         return StepInputs(
-            empty(num_tokens, dtype=torch.int64),
+            # Zeros where nothing fills them: while kernels are only compiled
+            torch.zeros(num_tokens, dtype=torch.int64, device=self._device),
             empty(num_tokens, dtype=torch.int64),
             Rotation(*angles),
             empty(num_rows, dtype=torch.int32),
@@ -200,38 +218,71 @@ class GpuRunner:
     def _pages(self, num_blocks: int, loaded: LoadedModel) -> KVCache:
         heads = loaded.config.num_kv_heads, loaded.config.head_dim
         shape = (num_blocks, self._block_size, *heads)
-        k, v = (torch.empty(shape, dtype=self._page_dtype, device=self._device) for _ in range(2))
+        k, v = (torch.empty(shape, dtype=loaded.kv_dtype, device=self._device) for _ in range(2))
         return KVCache(k, v)
 
-    def _profile(self, config: EngineConfig, loaded: LoadedModel) -> int:
-        """Bytes that the largest step takes beside weights and pages. It compiles kernels, too."""
-        budget = config.step_budget(self._device.type)
-        num_rows = min(config.max_num_seqs, budget)
-        plan = _largest_step(num_rows, budget // num_rows, self._block_size)
-        # All layers write the same pages, so that this fits before the KV cache is sized
-        page_count = sum(len(pages) for _, _, pages in plan.block_updates)
-        kv = [self._pages(page_count, loaded)] * loaded.config.num_layers
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        before = _allocated(self._device)
+    def _compile(self, model: GpuLlama, plan: Plan, pages: KVCache) -> None:
+        """All kernels of all steps, side by side: one after the other they take half a minute."""
+        with compiled_together():
+            kv = [pages] * model.num_layers
+            self._run_once(model, plan, kv)
+            self._graphs.launch_all(model, kv)
+
+    def _profile(self, plan: Plan, kv: list[KVCache]) -> int:
+        """Bytes that the largest step takes beside weights and pages."""
+        if self._stream is None:
+            self._run_once(self._model, plan, kv)
+            return 0
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._run_once(self._model, plan, kv)
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def _run_once(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> None:
         self._slots.apply(plan)
         self._sampler.add(plan.new_rows)
-        logits = self._model.logits(self._forward(plan, kv))
-        self._sampler.sample(logits, SamplingRows.of(plan), self._slots.state.token_pool)
-        return _peak(self._device) - before
+        rows = SamplingRows.of(plan)
+        logits = model.logits(self._forward(model, plan, kv))
+        sampled = self._sampler.sample(logits, rows, self._slots.state.token_pool)
+        self._store(rows, sampled.token_ids)
 
 
-def _largest_step(num_rows: int, num_tokens: int, block_size: int) -> Plan:
-    """Every row a prompt of num_tokens, in pages of its own."""
+def one_of_each_kind(model: LlamaForCausalLM) -> list[Layer]:
+    """Layers that together need every kernel of the model."""
+    kinds = {
+        (
+            layer.sliding_window,
+            *(
+                linear.packed.weight.dtype
+                for linear in (
+                    layer.qkv_proj,
+                    layer.o_proj,
+                    layer.gate_up_proj,
+                    layer.down_proj,
+                )
+            ),
+        ): layer
+        for layer in model.layers
+    }
+    return list(kinds.values())
+
+
+def largest_step(max_num_seqs: int, budget: int, block_size: int) -> Plan:
+    """As many rows and tokens as a step may have, every row in pages of its own: one decodes (where
+    there are several), the others are prompts of one length."""
+    num_rows = min(max_num_seqs, budget)
+    num_decodes = 1 if num_rows > 1 else 0
+    num_tokens = (budget - num_decodes) // (num_rows - num_decodes)
     num_pages = -(-num_tokens // block_size)
     slots = list(range(num_rows))
     return Plan(
         step=0,
         slots=slots,
         starts=[0] * num_rows,
-        num_tokens=[num_tokens] * num_rows,
+        num_tokens=[1] * num_decodes + [num_tokens] * (num_rows - num_decodes),
         samples=[True] * num_rows,
-        num_decodes=0,
+        num_decodes=num_decodes,
         new_rows=[
             NewRow(slot, [0] * num_tokens, num_tokens, SamplingParams(temperature=1.0), 0)
             for slot in slots
@@ -241,11 +292,3 @@ def _largest_step(num_rows: int, num_tokens: int, block_size: int) -> Plan:
         ],
         page_copies=[],
     )
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
