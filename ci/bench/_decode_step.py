@@ -54,7 +54,7 @@ def step_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
     plan = allocate_decode_plan(
         rows,
         max(8192, sum(lens)),
-        chunk=decode_chunk(rows, KV_HEADS),
+        chunk=decode_chunk(rows, KV_HEADS, max(lens)),
         window=None,
         device=block_table.device,
     )

@@ -107,7 +107,7 @@ def decode_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
     plan = allocate_decode_plan(
         rows,
         sum(lens),
-        chunk=decode_chunk(rows, KV_HEADS),
+        chunk=decode_chunk(rows, KV_HEADS, max(lens)),
         window=None,
         device=block_table.device,
     )

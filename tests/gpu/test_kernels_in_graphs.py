@@ -29,7 +29,7 @@ def pages(lens: list[int], dtype: torch.dtype) -> cases.Paged:
 def test_a_graph_replays_with_other_lengths(dtype: torch.dtype) -> None:
     kv = pages([3000, 700, 64, 1500], dtype)
     q = cases.randn(4, HEADS, HEAD_DIM)
-    chunk = decode_chunk(4, KV_HEADS)
+    chunk = decode_chunk(4, KV_HEADS, 4096)
     plan = allocate_decode_plan(4, 8000, chunk=chunk, window=None, device=cases.DEVICE)
 
     def step() -> Tensor:

@@ -14,7 +14,7 @@ from inferx_kernels.triton.attention import (
     plan_decode,
     prefill_attention,
 )
-from inferx_kernels.triton.rows import rope_write
+from inferx_kernels.triton.rows import LateScales, rope_write
 from inferx_kernels.triton.tuning import DecodeConfig, PrefillConfig
 from inferx_kernels.triton.widen import plan_widen, widen_pages
 
@@ -174,3 +174,22 @@ def test_widened_pages_hold_the_same_numbers_in_rows_of_their_own() -> None:
     for row in range(len(lens)):
         for got, wanted in zip(copy.sequence(row), kv.sequence(row), strict=True):
             assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 1025])
+def test_late_scales_of_few_tokens_and_of_many(num_tokens: int) -> None:
+    num_heads, num_kv_heads, head_dim = 3, 1, 16
+    all_heads = num_heads + 2 * num_kv_heads
+    product = cases.randn(num_tokens, all_heads, head_dim)
+    late = LateScales(cases.rand(num_tokens) + 0.5, cases.rand(all_heads * head_dim) + 0.5)
+    scales = late.x.view(-1, 1, 1) * late.weight.view(all_heads, head_dim)
+    positions = torch.arange(num_tokens, device=cases.DEVICE)
+    rotation = turn(positions, head_dim)
+    shape = (num_tokens // 16 + 1, 16, num_kv_heads, head_dim)
+    written = [torch.zeros(shape, dtype=torch.bfloat16, device=cases.DEVICE) for _ in range(4)]
+    q = rope_write(product, rotation, *written[:2], positions, late=late)
+    scaled = (product.float() * scales).to(torch.bfloat16)
+    wanted = rope_write(scaled, rotation, *written[2:], positions)
+    assert cases.distance(q, wanted) < cases.ROUNDING
+    for ours, reference in zip(written[:2], written[2:], strict=True):
+        assert cases.distance(ours, reference) < cases.ROUNDING

@@ -14,6 +14,8 @@ from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.rope import rope_write_kernel
 from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel
 
+_MANY_TOKENS = 1024  # from here on programs of several tokens leave enough of them to fill the chip
+
 
 class LateScales(NamedTuple):
     """Scales that an fp8 product has yet to be multiplied with."""
@@ -122,7 +124,8 @@ def rope_write(
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     block_h = min(16, triton.next_power_of_2(all_heads))
     pdl = use_pdl(qkv)
-    rope_write_kernel[(num_tokens, triton.cdiv(all_heads, block_h))](
+    tokens = 4 if late is not None and num_tokens >= _MANY_TOKENS else 1
+    rope_write_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(all_heads, block_h))](
         qkv,
         late.x if late else None,
         late.weight if late else None,
@@ -133,6 +136,7 @@ def rope_write(
         q,
         k_pages,
         v_pages,
+        num_tokens,
         qkv.stride(0),
         eps,
         NUM_HEADS=num_heads,
@@ -140,6 +144,7 @@ def rope_write(
         HEAD_DIM=head_dim,
         BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_H=block_h,
+        TOKENS=tokens,
         ROTARY_DIM=rotation.cos.shape[-1],
         NORM=norm_weight is not None,
         LATE=late is not None,

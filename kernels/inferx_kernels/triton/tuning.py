@@ -7,6 +7,7 @@ from typing import NamedTuple
 import triton
 
 LARGEST_CHUNK = 4096  # keys that one program of decode attention goes through
+MOST_CHUNKS = 32  # of a row that is split to fill the chip
 
 
 class LinearConfig(NamedTuple):
@@ -69,13 +70,18 @@ def decode_config(head_dim: int, page_itemsize: int) -> DecodeConfig:
     return DecodeConfig(32, 4, 3, 2)
 
 
-def decode_chunk(num_rows: int, num_kv_heads: int) -> int:
-    """Tokens of a chunk: few rows are split to fill the chip, many rows need it not, and combining
-    costs them more than it brings. Results do not depend on a row's company within one size.
+def decode_chunk(num_rows: int, num_kv_heads: int, max_model_len: int) -> int:
+    """Tokens of a chunk, a multiple of 128.
+
+    Few rows are split to fill the chip, though not finer than a row's chunks are combined quickly;
+    many rows need no splitting, and combining costs them more than it brings. Results do not depend
+    on a row's company within one size.
     """
     heads = num_rows * num_kv_heads
     if heads <= 32:
-        return 512
+        fills_the_chip = 128 * triton.next_power_of_2(triton.cdiv(heads, 8))
+        combines_quickly = triton.next_power_of_2(max_model_len) // MOST_CHUNKS
+        return min(512, max(fills_the_chip, combines_quickly))
     return 2048 if heads <= 128 else LARGEST_CHUNK
 
 

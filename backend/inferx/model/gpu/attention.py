@@ -15,7 +15,6 @@ from inferx_kernels.triton.attention import (
 )
 from inferx_kernels.triton.inputs import StepInputs
 from inferx_kernels.triton.rows import LateScales, rope_write
-from inferx_kernels.triton.tuning import decode_chunk
 from inferx_kernels.triton.widen import WidenPlan, plan_widen, widen_pages
 from inferx_kernels.triton.workspace import PART_FLOATS
 from torch import Tensor
@@ -39,16 +38,10 @@ class AttentionShape(NamedTuple):
         return cls(config.num_heads, config.num_kv_heads, config.head_dim, frozenset(windows))
 
     def decode_plans(
-        self,
-        num_rows: int,
-        max_tokens: int,
-        device: torch.device,
-        *,
-        chunk: int | None = None,
+        self, num_rows: int, max_tokens: int, chunk: int, device: torch.device
     ) -> dict[int | None, DecodePlan]:
         """Work lists for steps of up to num_rows rows with up to max_tokens keys together, in
-        chunks of so many tokens, or of as many as suit so many rows."""
-        chunk = chunk or decode_chunk(num_rows, self.num_kv_heads)
+        chunks of so many tokens, or of more if the scratch memory asks for it."""
         floats = self.num_heads * (self.head_dim + 2)
         while (num_rows + max_tokens // chunk) * floats > PART_FLOATS:
             chunk *= 2

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.inputs import StepInputs, StepRows, prepare_inputs, store_tokens
+from inferx_kernels.triton.tuning import decode_chunk
 from torch import Tensor
 
 from inferx.engine.plan import Plan
@@ -33,6 +34,7 @@ class _Bucket(NamedTuple):
 
     forward: Callable[[], object]
     sample: Callable[[], object]
+    step: StepAttention  # graphs write to its memory, and keep no reference to it
 
 
 class DecodeGraphs:
@@ -77,15 +79,15 @@ class DecodeGraphs:
         """A graph for every size, on the current stream."""
         # The largest first: the smaller ones' graphs find their memory in its
         for size in reversed(self._sizes):
-            forward, sample = self._bucket(size, model, kv)
-            self._buckets[size] = _Bucket(self._captured(forward), self._captured(sample))
+            forward, sample, step = self._bucket(size, model, kv)
+            self._buckets[size] = _Bucket(self._captured(forward), self._captured(sample), step)
 
     def launch_all(self, model: GpuLlama, kv: list[KVCache]) -> None:
         """A step of each size of rows that nobody has, without graphs: to compile its kernels."""
         for size in self._sizes:
-            forward, sample = self._bucket(size, model, kv)
-            forward()
-            sample()
+            bucket = self._bucket(size, model, kv)
+            bucket.forward()
+            bucket.sample()
 
     def forward(self, plan: Plan) -> Tensor:
         """Launches the plan's forward pass; its logits, until the next step: [num_rows, vocab]."""
@@ -118,8 +120,10 @@ class DecodeGraphs:
             whole.block_table[:size],
         )
         state = self._slots.state
-        max_tokens = min(kv[0].k.shape[0] * self._block_size, size * state.token_pool.shape[1])
-        plans = self._shape.decode_plans(size, max_tokens, self._rows.device)
+        max_model_len = state.token_pool.shape[1]
+        max_tokens = min(kv[0].k.shape[0] * self._block_size, size * max_model_len)
+        chunk = decode_chunk(size, self._shape.num_kv_heads, max_model_len)
+        plans = self._shape.decode_plans(size, max_tokens, chunk, self._rows.device)
         step = StepAttention(inputs, size, plans, None)
 
         def forward() -> None:
@@ -133,7 +137,7 @@ class DecodeGraphs:
             store_tokens(state.token_pool, rows.slots, inputs.seq_lens, tokens)
 
         self._rows.fill_(-1)
-        return _Bucket(forward, sample)
+        return _Bucket(forward, sample, step)
 
     def _captured(self, run: Callable[[], object]) -> Callable[[], object]:
         """`run` as a graph; itself where there are none, on a CPU."""

@@ -94,10 +94,12 @@ def library(
     columns = weight.weight.T
     if weight.bias is not None:  # added after the scales, so these cannot come late
         rows = x.scale.unsqueeze(1), weight.weight_scale.unsqueeze(0)
-        y = torch._scaled_mm(x.x, columns, *rows, bias=weight.bias, out_dtype=dtype)
+        y = torch._scaled_mm(
+            x.x, columns, *rows, bias=weight.bias, out_dtype=dtype, use_fast_accum=True
+        )
         return y, None
     one = _one(x.x.device)
-    y = torch._scaled_mm(x.x, columns, one, one, out_dtype=dtype)
+    y = torch._scaled_mm(x.x, columns, one, one, out_dtype=dtype, use_fast_accum=True)
     return y, LateScales(x.scale, weight.weight_scale)
 
 
