@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from inferx_kernels.attention_plan import KEY_CHUNK, AttentionGroup, AttentionPlan
+from inferx_kernels.fp8 import movable
 
 
 def paged_attention(
@@ -41,7 +42,7 @@ def paged_attention(
 def _gather(pages: Tensor, group: AttentionGroup) -> Tensor:
     """The group's keys or values: [B * KV heads, K, head_dim] float32."""
     num_kv_heads, head_dim = pages.shape[2:]
-    rows = pages.view(-1, head_dim).index_select(0, group.keys)
+    rows = movable(pages).view(-1, head_dim).index_select(0, group.keys).view(pages.dtype)
     return rows.view(group.num_tiles * num_kv_heads, -1, head_dim).float()
 
 

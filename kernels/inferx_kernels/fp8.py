@@ -7,7 +7,7 @@ is a token's activations or an output feature's weights, has one scale, its larg
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,6 +61,16 @@ def requantize_weight(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> 
     return _concatenated(pieces)
 
 
+def movable(tensor: Tensor) -> Tensor:
+    """The tensor itself, or an e4m3 tensor's bytes: not all that moves numbers moves e4m3."""
+    return tensor.view(torch.uint8) if tensor.dtype is E4M3 else tensor
+
+
+def concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    """torch.cat of tensors of one type, which may be e4m3."""
+    return torch.cat([movable(tensor) for tensor in tensors]).view(tensors[0].dtype)
+
+
 def _widened(scales: Tensor, width: int, num_columns: int) -> Tensor:
     """[rows, column_blocks] -> [rows, num_columns], each `width` times."""
     return scales.repeat_interleave(width, 1)[:, :num_columns]
@@ -74,4 +84,4 @@ def _pieces(weight: Tensor) -> Iterator[slice]:
 def _concatenated(pieces: list[Quantized]) -> Quantized:
     if len(pieces) == 1:
         return pieces[0]
-    return Quantized(torch.cat([p.x for p in pieces]), torch.cat([p.scale for p in pieces]))
+    return Quantized(concatenate([p.x for p in pieces]), torch.cat([p.scale for p in pieces]))

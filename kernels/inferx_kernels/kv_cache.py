@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
-from inferx_kernels.fp8 import E4M3, to_e4m3
+from inferx_kernels.fp8 import E4M3, movable, to_e4m3
 
 
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
@@ -24,7 +23,7 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mappin
     for new, pages in ((k, k_pages), (v, v_pages)):
         if pages.dtype is E4M3:
             new = to_e4m3(new)
-        _indexable(pages).flatten(0, 1).index_copy_(0, slot_mapping, _indexable(new))
+        movable(pages).flatten(0, 1).index_copy_(0, slot_mapping, movable(new))
 
 
 def copy_pages(pages: Iterable[Tensor], sources: Tensor, targets: Tensor) -> None:
@@ -33,10 +32,5 @@ def copy_pages(pages: Iterable[Tensor], sources: Tensor, targets: Tensor) -> Non
     sources, targets: [num_copies] int64. Every source is read before any target is written.
     """
     for tensor in pages:
-        tensor = _indexable(tensor)
+        tensor = movable(tensor)
         tensor.index_copy_(0, targets, tensor.index_select(0, sources))
-
-
-def _indexable(tensor: Tensor) -> Tensor:
-    """torch copies rows of bytes by index, but not of e4m3."""
-    return tensor.view(torch.uint8) if tensor.dtype is E4M3 else tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from inferx_kernels.activation import silu_mul
 from inferx_kernels.attention import paged_attention
 from inferx_kernels.attention_plan import AttentionPlan, plan_attention
-from inferx_kernels.fp8 import quantize_weight, requantize_weight
+from inferx_kernels.fp8 import concatenate, quantize_weight, requantize_weight
 from inferx_kernels.invariance import use_batch_invariant
 from inferx_kernels.kv_cache import copy_pages, write_kv
 from inferx_kernels.linear import PackedLinear, linear, pack_linear
@@ -35,6 +35,7 @@ __all__ = [
     "apply_penalties",
     "apply_rope",
     "chosen_logprobs",
+    "concatenate",
     "copy_pages",
     "draw",
     "filter_min_p",

@@ -150,7 +150,7 @@ def test_logits_are_those_of_the_stored_values(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if "blocks" not in kind])
 def test_numbers_with_a_scale_a_tensor_or_row_are_kept(kind: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, kind)
-    packed = checkpoint.load(torch.bfloat16).model._layers[1]._qkv_proj.packed
+    packed = checkpoint.load(torch.bfloat16).model.layers[1].qkv_proj.packed
     rows = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
     stored = torch.cat([checkpoint.tensors[f"{name}.weight"] for name in rows])
     assert torch.equal(packed.weight.view(torch.uint8), stored.view(torch.uint8))
@@ -169,9 +169,9 @@ def test_modules_that_compressed_tensors_ignore_stay_as_they_were(
 ) -> None:
     checkpoint = Checkpoint(tmp_path, "compressed-tensors, rows", without=(MLP,), ignore=ignore)
     run = checkpoint.load()
-    layer, other = run.model._layers
-    assert layer._down_proj.packed.weight_scale is None
-    assert other._down_proj.packed.weight.dtype is E4M3
+    layer, other = run.model.layers
+    assert layer.down_proj.packed.weight_scale is None
+    assert other.down_proj.packed.weight.dtype is E4M3
     with_fp8_linears(checkpoint.reference, checkpoint.values)
     expected = checkpoint.reference(torch.tensor([[1, 2, 3]])).logits[0]
     assert_close_but_for_flips(run.step({"a": [1, 2, 3]})["a"], expected)
@@ -194,15 +194,15 @@ def test_what_fp8_does_not_convert_is_a_name_its_beginning_or_its_end(
     without = (MLP,) if module.endswith("down_proj") else mlp
     settings = {name: ["lm_head", module]}
     checkpoint = Checkpoint(tmp_path, "fp8, tensors", without=without, **settings)
-    first, second = checkpoint.load().model._layers
-    assert first._down_proj.packed.weight_scale is None
-    assert (first._gate_up_proj.packed.weight_scale is None) == (without is mlp)
-    assert second._down_proj.packed.weight.dtype is E4M3
+    first, second = checkpoint.load().model.layers
+    assert first.down_proj.packed.weight_scale is None
+    assert (first.gate_up_proj.packed.weight_scale is None) == (without is mlp)
+    assert second.down_proj.packed.weight.dtype is E4M3
 
 
 def test_part_of_a_word_is_no_name(tmp_path: Path) -> None:
     settings = {"modules_to_not_convert": ["model.layers.0.mlp.down"]}
-    packed = Checkpoint(tmp_path, "fp8, tensors", **settings).load().model._layers[0]._down_proj
+    packed = Checkpoint(tmp_path, "fp8, tensors", **settings).load().model.layers[0].down_proj
     assert packed.packed.weight.dtype is E4M3
 
 

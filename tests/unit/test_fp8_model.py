@@ -71,12 +71,12 @@ def test_embedding_head_norms_and_biases_keep_the_models_type(tmp_path: Path) ->
     source = source_at(tmp_path)
     config = replace(load_config(source), fp8=Fp8Weights())
     model = load_model(source, config, dtype=torch.bfloat16, device=CPU)
-    assert model._embed_tokens.weight.dtype is torch.bfloat16
-    assert model._lm_head.packed.weight_scale is None
-    assert model._norm.weight.dtype is torch.bfloat16
-    for layer in model._layers:
+    assert model.embed_tokens.weight.dtype is torch.bfloat16
+    assert model.lm_head.packed.weight_scale is None
+    assert model.norm.weight.dtype is torch.bfloat16
+    for layer in model.layers:
         assert layer.input_norm.weight.dtype is torch.bfloat16
-        for linear in (layer._qkv_proj, layer._o_proj, layer._gate_up_proj, layer._down_proj):
+        for linear in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj):
             packed = linear.packed
             assert packed.weight.dtype is E4M3
             assert packed.weight.is_contiguous()

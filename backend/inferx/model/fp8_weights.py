@@ -61,12 +61,13 @@ def _check_fused(source: ModelSource, config: ModelConfig, fp8: Fp8Weights) -> N
 def _read_scales(source: ModelSource, fp8: Fp8Weights, shapes: Shapes) -> dict[str, Tensor]:
     """The scales by module. Shapes are checked before anything is read."""
     names: dict[str, str] = {}
+    modules: set[str] = set()
     for name, shape in safetensors_shapes(source).items():
         module, _, kind = name.rpartition(".")
         if f".{kind}" not in _SCALES:
             continue
         weight = shapes.get(f"{module}.weight")
-        if weight is None or not fp8.holds(module) or module in names.values():
+        if weight is None or not fp8.holds(module) or module in modules:
             raise load_error(source, f"its weights have the unexpected tensor {name!r}")
         if shape not in _scale_shapes(weight, fp8.block):
             raise load_error(
@@ -75,6 +76,7 @@ def _read_scales(source: ModelSource, fp8: Fp8Weights, shapes: Shapes) -> dict[s
                 f"block of a weight of the shape {list(weight)}",
             )
         names[name] = module
+        modules.add(module)
     scales: dict[str, Tensor] = {}
     for name, tensor in safetensors_weights(source, lambda name: name in names):
         module = names[name]
@@ -88,10 +90,9 @@ def _read_scales(source: ModelSource, fp8: Fp8Weights, shapes: Shapes) -> dict[s
 
 def _scale_shapes(weight: tuple[int, ...], block: tuple[int, int] | None) -> set[tuple[int, ...]]:
     rows, columns = weight
-    allowed: set[tuple[int, ...]] = {(), (1,), (1, 1), (rows,), (rows, 1)}
     if block is not None:
-        allowed = {(-(-rows // block[0]), -(-columns // block[1]))}
-    return allowed
+        return {(-(-rows // block[0]), -(-columns // block[1]))}
+    return {(), (1,), (1, 1), (rows,), (rows, 1)}
 
 
 def _scale(source: ModelSource, name: str, tensor: Tensor, rows: int) -> Tensor:

@@ -22,7 +22,7 @@ from inferx.source import ModelSource, load_error
 
 _BlockSize = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
-_Names = Annotated[list[_Name], msgspec.Meta(max_length=2**16)]
+_Names = Annotated[list[_Name], msgspec.Meta(max_length=2**12)]
 _MAX_REPEATS = 4
 
 
@@ -73,7 +73,8 @@ def _fp8(source: ModelSource, given: _Fp8) -> Fp8Weights:
     if given.scale_fmt != "float":
         raise load_error(source, f"fp8 weights with {given.scale_fmt!r} scales are not supported")
     names = [*(given.modules_to_not_convert or ()), *(given.ignored_layers or ())]
-    return Fp8Weights(True, given.weight_block_size, tuple(_module_and_below(n) for n in names))
+    ignored = tuple(_module_and_below(name) for name in names)
+    return Fp8Weights(stored=True, block=given.weight_block_size, ignored=ignored)
 
 
 def _compressed_tensors(source: ModelSource, given: _CompressedTensors) -> Fp8Weights:
@@ -84,7 +85,7 @@ def _compressed_tensors(source: ModelSource, given: _CompressedTensors) -> Fp8We
     weights = groups[0].weights
     assert weights is not None
     ignored = tuple(_named(source, name) for name in given.ignore or ())
-    return Fp8Weights(True, weights.block_structure, ignored)
+    return Fp8Weights(stored=True, block=weights.block_structure, ignored=ignored)
 
 
 def _unread(given: _CompressedTensors, groups: list[_Group]) -> str | None:

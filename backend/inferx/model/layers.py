@@ -47,7 +47,7 @@ class Linear:
             self._parts[kind][part] = tensor.to(self._device, dtype)
         if all(len(parts) == self._num_parts for parts in self._parts.values()):
             fused = {
-                kind: torch.cat([parts[i] for i in range(self._num_parts)])
+                kind: ops.concatenate([parts[i] for i in range(self._num_parts)])
                 for kind, parts in self._parts.items()
             }
             self._parts.clear()
