@@ -178,9 +178,7 @@ class GpuRunner:
         )
         decodes = plan.num_decodes
         max_tokens = int(seq_lens[:decodes].sum())
-        plans = self._shape.decode_plans(
-            max(1, decodes), max_tokens, LARGEST_CHUNK, self._device
-        )
+        plans = self._shape.decode_plans(max(1, decodes), max_tokens, LARGEST_CHUNK, self._device)
         prompts = prompt_rows(
             inputs, rows.query_start, decodes, seq_lens[decodes:].tolist(), kv[0].k.dtype
         )
