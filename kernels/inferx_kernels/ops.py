@@ -1,7 +1,8 @@
 """The operations that models and the runner call, for tensors of any device.
 
-Each is the PyTorch reference today; where a device gets a kernel of its own, the choice between
-the two is made here and nowhere else, and the reference stays the kernel's oracle.
+Each is the PyTorch reference, which is also the oracle of the kernel in `inferx_kernels.triton`.
+Kernels fuse several operations and depend on how many tokens a step has, so the models that they
+serve on a GPU call them directly.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ HELP = {
     "response_shards": "threads that send responses",
     "request_timeout": "seconds a request may live, waiting included",
     "drain_timeout": "seconds that unload and shutdown wait for running requests",
-    "heartbeat_timeout": "seconds without an answer after which the engine counts as dead; longer than any step",
+    "heartbeat_timeout": (
+        "seconds without an answer after which the engine counts as dead; longer than any step"
+    ),
     "start_timeout": "seconds the engine may take to load",
     "max_engine_restarts": "restarts of a dead engine within ten minutes",
     "synthetic_step_time": "seconds a step of the synthetic engine takes",
