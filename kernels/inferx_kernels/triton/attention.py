@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from inferx_kernels.rope import Rotation
@@ -16,6 +15,7 @@ from inferx_kernels.triton.attention_decode import (
 )
 from inferx_kernels.triton.attention_prefill import prefill_attention_kernel
 from inferx_kernels.triton.device import num_multiprocessors, use_pdl
+from inferx_kernels.triton.sizes import next_power_of_2
 from inferx_kernels.triton.tuning import (
     DecodeConfig,
     PrefillConfig,
@@ -178,9 +178,9 @@ def _launch(
         eps,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        BLOCK_G=max(8, triton.next_power_of_2(group)),
+        BLOCK_G=max(8, next_power_of_2(group)),
         HEAD_DIM=head_dim,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_D=max(16, next_power_of_2(head_dim)),
         BLOCK_SIZE=block_size,
         BLOCK_T=config.block_t,
         CHUNK=plan.chunk,
@@ -240,7 +240,7 @@ def prefill_attention(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_D=max(16, next_power_of_2(head_dim)),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_SIZE=block_size,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferx_kernels.rope import Rotation
+from inferx_kernels.triton.sizes import cdiv, next_power_of_2
 
 STORED_AT_ONCE = 128  # tokens
 
@@ -131,7 +132,7 @@ def prepare_inputs(
     """Fills `inputs`. block_size: tokens a page; max_query_len: the largest row's tokens."""
     rotary_dim = state.rotation.cos.shape[-1]
     block_t = 1 if max_query_len == 1 else 16
-    prepare_inputs_kernel[(len(rows.slots), triton.cdiv(max_query_len, block_t))](
+    prepare_inputs_kernel[(len(rows.slots), cdiv(max_query_len, block_t))](
         rows.slots,
         rows.starts,
         rows.query_start,
@@ -150,7 +151,7 @@ def prepare_inputs(
         inputs.block_table.stride(0),
         BLOCK_SIZE=block_size,
         ROTARY_DIM=rotary_dim,
-        BLOCK_R=triton.next_power_of_2(rotary_dim),
+        BLOCK_R=next_power_of_2(rotary_dim),
         BLOCK_T=block_t,
         BLOCK_C=128,
         num_warps=4 if block_t > 1 else 1,
@@ -164,7 +165,7 @@ def store_tokens(token_pool: Tensor, slots: Tensor, positions: Tensor, token_ids
     [num_rows] int64.
     """
     num_rows = len(slots)
-    store_tokens_kernel[(triton.cdiv(num_rows, STORED_AT_ONCE),)](
+    store_tokens_kernel[(cdiv(num_rows, STORED_AT_ONCE),)](
         token_pool,
         slots,
         positions,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.gemv import gemv_kernel
+from inferx_kernels.triton.sizes import cdiv, next_power_of_2
 from inferx_kernels.triton.skinny import skinny_kernel
 from inferx_kernels.triton.tuning import LinearConfig, gemv_config, skinny_config
 from inferx_kernels.triton.workspace import workspace
@@ -37,7 +37,7 @@ def gemv(
     config = config or gemv_config(features, width, weight.element_size())
     y = _result(x, features, silu_mul, out_dtype or x.dtype)
     pdl = use_pdl(x)
-    gemv_kernel[(triton.cdiv(features, config.block_n),)](
+    gemv_kernel[(cdiv(features, config.block_n),)](
         x,
         norm_weight,
         weight,
@@ -85,8 +85,8 @@ def skinny_linear(
     features = weight.shape[0]
     config = config or skinny_config(num_tokens, features, width, weight.element_size())
     y = _result(x, features, silu_mul, out_dtype)
-    block_m = max(16, triton.next_power_of_2(num_tokens))
-    tiles = triton.cdiv(features, config.block_n)
+    block_m = max(16, next_power_of_2(num_tokens))
+    tiles = cdiv(features, config.block_n)
     parts = tiles * config.split_k * config.block_n * block_m
     scratch = workspace(x.device, floats=parts if config.split_k > 1 else 0, counters=tiles)
     pdl = use_pdl(x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from inferx_kernels.fp8 import Quantized
@@ -13,6 +12,7 @@ from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.rope import rope_write_kernel
 from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel
+from inferx_kernels.triton.sizes import cdiv, next_power_of_2
 
 _MANY_TOKENS = 1024  # from here on programs of several tokens leave enough of them to fill the chip
 
@@ -25,7 +25,7 @@ class LateScales(NamedTuple):
 
 
 def _row_warps(width: int) -> int:
-    return max(1, min(16, triton.next_power_of_2(width) // 512))
+    return max(1, min(16, next_power_of_2(width) // 512))
 
 
 def norm_rows(
@@ -59,7 +59,7 @@ def norm_rows(
         width,
         x.stride(0),
         eps,
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=next_power_of_2(width),
         ADD=residual is not None,
         NORM=weight is not None,
         LATE=late is not None,
@@ -82,9 +82,9 @@ def silu_mul_rows(
     dtype = torch.float8_e4m3fn if quantize else gate_up.dtype
     out = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
     scale = torch.empty(num_rows, dtype=torch.float32, device=out.device) if quantize else None
-    block = triton.next_power_of_2(width) if quantize else min(2048, triton.next_power_of_2(width))
+    block = next_power_of_2(width) if quantize else min(2048, next_power_of_2(width))
     pdl = use_pdl(gate_up)
-    silu_mul_kernel[(num_rows, triton.cdiv(width, block))](
+    silu_mul_kernel[(num_rows, cdiv(width, block))](
         gate_up,
         late.x if late else None,
         late.weight if late else None,
@@ -122,10 +122,10 @@ def rope_write(
     num_kv_heads = k_pages.shape[2]
     num_heads = all_heads - 2 * num_kv_heads
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    block_h = min(16, triton.next_power_of_2(all_heads))
+    block_h = min(16, next_power_of_2(all_heads))
     pdl = use_pdl(qkv)
     tokens = 4 if late is not None and num_tokens >= _MANY_TOKENS else 1
-    rope_write_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(all_heads, block_h))](
+    rope_write_kernel[(cdiv(num_tokens, tokens), cdiv(all_heads, block_h))](
         qkv,
         late.x if late else None,
         late.weight if late else None,
@@ -142,7 +142,7 @@ def rope_write(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=next_power_of_2(head_dim),
         BLOCK_H=block_h,
         TOKENS=tokens,
         ROTARY_DIM=rotation.cos.shape[-1],

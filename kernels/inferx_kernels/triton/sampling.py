@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferx_kernels.triton.sizes import cdiv, next_power_of_2
+
 CHUNK = 4096  # tokens that a program reads at a time
 BLOCK = 64  # tokens whose largest logit is kept
 MAX_KEPT = 16_384  # tokens gathered; a row with more above its bound is searched in place
@@ -289,7 +291,7 @@ def sample(
     """
     num_rows, vocab = logits.shape
     device = logits.device
-    num_chunks = triton.cdiv(vocab, CHUNK)
+    num_chunks = cdiv(vocab, CHUNK)
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
     tops = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
     tokens = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
@@ -335,7 +337,7 @@ def sample(
         CHUNK=CHUNK,
         BLOCK=BLOCK,
         MAX_KEPT=MAX_KEPT,
-        BLOCK_CHUNKS=triton.next_power_of_2(num_chunks),
+        BLOCK_CHUNKS=next_power_of_2(num_chunks),
         num_warps=8,
     )
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import triton
+from inferx_kernels.triton.sizes import cdiv, next_power_of_2
 
 LARGEST_CHUNK = 4096  # keys that one program of decode attention goes through
 MOST_CHUNKS = 32  # of a row that is split to fill the chip
@@ -51,7 +51,7 @@ def gemv_config(features: int, width: int, itemsize: int) -> LinearConfig:
         config = LinearConfig(16, 1024, 4)
     else:
         config = LinearConfig(8, 2048, 4)
-    return config._replace(block_k=min(config.block_k, max(256, triton.next_power_of_2(width))))
+    return config._replace(block_k=min(config.block_k, max(256, next_power_of_2(width))))
 
 
 def skinny_config(num_tokens: int, features: int, width: int, itemsize: int) -> LinearConfig:
@@ -62,7 +62,7 @@ def skinny_config(num_tokens: int, features: int, width: int, itemsize: int) -> 
 
 
 def decode_config(head_dim: int, page_itemsize: int) -> DecodeConfig:
-    row = triton.next_power_of_2(head_dim) * page_itemsize  # bytes
+    row = next_power_of_2(head_dim) * page_itemsize  # bytes
     if row <= 128:
         return DecodeConfig(64, 4, 3, 4, 128)
     if row <= 256:
@@ -79,8 +79,8 @@ def decode_chunk(num_rows: int, num_kv_heads: int, max_model_len: int) -> int:
     """
     heads = num_rows * num_kv_heads
     if heads <= 32:
-        fills_the_chip = 128 * triton.next_power_of_2(triton.cdiv(heads, 8))
-        combines_quickly = triton.next_power_of_2(max_model_len) // MOST_CHUNKS
+        fills_the_chip = 128 * next_power_of_2(cdiv(heads, 8))
+        combines_quickly = next_power_of_2(max_model_len) // MOST_CHUNKS
         return min(512, max(fills_the_chip, combines_quickly))
     return 2048 if heads <= 128 else LARGEST_CHUNK
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferx_kernels.triton.sizes import cdiv, next_power_of_2
+
 BLOCK_SIZE = 128  # tokens a page of the copy
 
 
@@ -74,7 +76,7 @@ def plan_widen(seq_lens: Tensor, *, num_tokens: int, max_seq_len: int) -> WidenP
     """
     pages = (seq_lens + BLOCK_SIZE - 1) // BLOCK_SIZE
     first_pages = (pages.cumsum(0) - pages).int()
-    places = torch.arange(triton.cdiv(max_seq_len, BLOCK_SIZE), device=seq_lens.device)
+    places = torch.arange(cdiv(max_seq_len, BLOCK_SIZE), device=seq_lens.device)
     block_table = (first_pages.unsqueeze(1) + places).int()
     num_pages = num_tokens // BLOCK_SIZE + len(seq_lens)
     return WidenPlan(first_pages, block_table, num_pages, max_seq_len)
@@ -96,12 +98,12 @@ def widen_pages(
     shape = (plan.num_pages, BLOCK_SIZE, num_kv_heads, head_dim)
     k, v = (torch.empty(shape, dtype=dtype, device=k_pages.device) for _ in range(2))
     width = num_kv_heads * head_dim
-    block_w = min(1024, triton.next_power_of_2(width))
+    block_w = min(1024, next_power_of_2(width))
     block_t = max(1, 8192 // block_w)
     grid = (
         len(seq_lens),
-        triton.cdiv(plan.max_seq_len, block_t),
-        triton.cdiv(width, block_w),
+        cdiv(plan.max_seq_len, block_t),
+        cdiv(width, block_w),
     )
     widen_kernel[grid](
         k_pages,
