@@ -206,19 +206,18 @@ def big_linear_case(name: str, tokens: int, kind: str, warm: bool) -> Timed:
     weights = [make_weight(features, width, kind != "bf16") for _ in range(2)]
     x = randn(tokens, width)
     narrow = norm_rows(x, None, 0.0, quantize=True)
+    one = torch.ones((), device="cuda")
+    fast = kind.startswith("fast ")
 
     def run() -> None:
         for weight, scale in weights:
-            if kind == "row-wise":
-                torch._scaled_mm(
-                    narrow.x,
-                    weight.T,
-                    scale_a=narrow.scale.unsqueeze(1),
-                    scale_b=scale.unsqueeze(0),
-                    out_dtype=BF16,
-                )
-            else:
-                library_linear(x if kind == "bf16" else narrow, weight)
+            if kind == "bf16":
+                library_linear(x, weight)
+                continue
+            scales = (one, one)
+            if kind.endswith("row-wise"):
+                scales = narrow.scale.unsqueeze(1), scale.unsqueeze(0)
+            torch._scaled_mm(narrow.x, weight.T, *scales, out_dtype=BF16, use_fast_accum=fast)
 
     return Timed(run, 2, 0, 2 * tokens * features * width)
 
@@ -268,7 +267,9 @@ def cases() -> Iterator[Case]:
             yield case("rows", f"{name} {tokens}", row_case, name, tokens)
     for tokens in (128, 256, 512, 2048, 8192):
         for name in LINEARS:
-            for kind in ("bf16", "tensor-wise", "row-wise"):
+            for kind in (
+                "bf16", "tensor-wise", "fast tensor-wise", "row-wise", "fast row-wise",
+            ):  # fmt: skip
                 label = f"{kind} {name} {tokens}"
                 yield case("library linear", label, big_linear_case, name, tokens, kind)
 

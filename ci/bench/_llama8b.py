@@ -73,7 +73,9 @@ def library_linear(x: Tensor | Quantized, weight: Tensor) -> Tensor:
     if not isinstance(x, Quantized):
         return torch.mm(x, weight.T)
     one = torch.ones((), device="cuda")
-    return torch._scaled_mm(x.x, weight.T, scale_a=one, scale_b=one, out_dtype=BF16)
+    return torch._scaled_mm(
+        x.x, weight.T, scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=True
+    )
 
 
 def make_pages(lens: list[int], dtype: torch.dtype, copies: int) -> tuple[list[Any], Tensor]:
