@@ -172,3 +172,9 @@ def test_fp8_weights_and_pages_are_near_the_reference(
         for mine, its in zip(ours, reference, strict=True)
     ]
     assert sum(differences) / len(differences) < 0.25
+
+
+def test_the_largest_step_fits_a_few_short_slots(smollm2: Path) -> None:
+    settings = {"max_num_seqs": 1, "max_num_batched_tokens": 300, "lengths": (5,)}
+    expected = run(ModelRunner, smollm2, [greedy(2)], **settings).tokens
+    assert run(GpuRunner, smollm2, [greedy(2)], **settings).tokens == expected

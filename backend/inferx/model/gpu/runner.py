@@ -10,24 +10,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from inferx_kernels import ops
-from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.compilation import compiled_together
-from inferx_kernels.triton.inputs import StepInputs, StepRows, prepare_inputs, store_tokens
-from inferx_kernels.triton.tuning import LARGEST_CHUNK
+from inferx_kernels.triton.inputs import store_tokens
 from torch import Tensor
 
 from inferx.config import EngineConfig
-from inferx.engine.plan import NewRow, Plan, StepResult
-from inferx.engine.sampling import SamplingParams
+from inferx.engine.plan import Plan, StepResult
 from inferx.model.batch import KVCache
-from inferx.model.gpu.attention import AttentionShape, StepAttention, prompt_rows
+from inferx.model.gpu.attention import AttentionShape
 from inferx.model.gpu.graphs import DecodeGraphs
 from inferx.model.gpu.llama import GpuLlama
+from inferx.model.gpu.mixed import MixedSteps
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
-from inferx.model.gpu.upload import Download, upload
+from inferx.model.gpu.startup import largest_step, one_of_each_kind
+from inferx.model.gpu.upload import Download, upload, upload_int32
 from inferx.model.input_batch import SamplingRows
-from inferx.model.llama import Layer, LlamaForCausalLM
+from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel, Stages
 from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import RowLogprobs, Sampled
@@ -88,6 +87,7 @@ class GpuRunner:
             block_size=self._block_size,
             rotation=model.rotation(torch.arange(limit, device=self._device)),
         )
+        self._mixed = MixedSteps(self._slots, self._shape, block_size=self._block_size)
         self._graphs = DecodeGraphs(
             self._slots,
             self._sampler,
@@ -97,7 +97,9 @@ class GpuRunner:
             block_size=self._block_size,
         )
         budget = config.step_budget(self._device.type)
-        plan = largest_step(config.max_num_seqs, budget, self._block_size)
+        plan = largest_step(
+            config.max_num_seqs, budget, max_model_len=limit, block_size=self._block_size
+        )
         # All layers write the same pages, so that they fit before the KV cache is sized
         pages = self._pages(sum(len(pages) for _, _, pages in plan.block_updates), loaded)
         with stages("compile"):
@@ -151,7 +153,7 @@ class GpuRunner:
             if not self._sampler.needs_reading(rows.slots):
                 return _Launched(Download([self._graphs.sample(plan)]), None)
         else:
-            hidden = self._forward(self._model, plan, self._kv)
+            hidden = self._mixed.forward(self._model, plan, self._kv)
             if not len(rows.slots):  # prompts that go on in the next step
                 return _Launched(Download([hidden.new_empty(0, dtype=torch.int64)]), None)
             logits = self._model.logits(hidden)
@@ -160,58 +162,14 @@ class GpuRunner:
         tensors = [] if sampled.row_logprobs is None else list(sampled.row_logprobs.tensors)
         return _Launched(Download([sampled.token_ids, *tensors]), sampled.row_logprobs)
 
-    def _forward(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> Tensor:
-        """A step with prompts in it; returns the sampling rows' hidden states."""
-        counts = np.array(plan.num_tokens)
-        ends = counts.cumsum()
-        seq_lens = np.array(plan.starts) + counts
-        num_rows, num_tokens = len(counts), int(ends[-1])
-        packed = self._upload(np.concatenate([plan.slots, plan.starts, [0], ends]))
-        rows = StepRows(*packed.split([num_rows, num_rows, num_rows + 1]))
-        inputs = self._inputs(num_rows, num_tokens, -(-int(seq_lens.max()) // self._block_size))
-        prepare_inputs(
-            rows,
-            self._slots.state,
-            inputs,
-            block_size=self._block_size,
-            max_query_len=int(counts.max()),
-        )
-        decodes = plan.num_decodes
-        max_tokens = int(seq_lens[:decodes].sum())
-        plans = self._shape.decode_plans(max(1, decodes), max_tokens, LARGEST_CHUNK, self._device)
-        prompts = prompt_rows(
-            inputs, rows.query_start, decodes, seq_lens[decodes:].tolist(), kv[0].k.dtype
-        )
-        hidden = model.forward(StepAttention(inputs, decodes, plans, prompts), kv)
-        samples = np.array(plan.samples, dtype=bool)
-        return hidden[self._upload(ends[samples] - 1)]
-
-    def _inputs(self, num_rows: int, num_tokens: int, num_columns: int) -> StepInputs:
-        def empty(*size: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=self._device)
-
-        rotary_dim = self._slots.state.rotation.cos.shape[-1]
-        angles = (empty(num_tokens, 1, rotary_dim, dtype=torch.float32) for _ in range(2))
-        return StepInputs(
-            # Zeros where nothing fills them: while kernels are only compiled
-            torch.zeros(num_tokens, dtype=torch.int64, device=self._device),
-            empty(num_tokens, dtype=torch.int64),
-            Rotation(*angles),
-            empty(num_rows, dtype=torch.int32),
-            empty(num_rows, num_columns, dtype=torch.int32),
-        )
-
     def _store(self, rows: SamplingRows, token_ids: Tensor) -> None:
-        slots, positions = self._upload(rows.slots), self._upload(rows.positions)
+        slots, positions = (upload_int32(values, self._device) for values in rows)
         store_tokens(self._slots.state.token_pool, slots, positions, token_ids)
 
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         if copies:
             sources, targets = upload(np.array(copies, np.int64).T.copy(), self._device)
             ops.copy_pages((pages for cache in self._kv for pages in cache), sources, targets)
-
-    def _upload(self, values: np.ndarray) -> Tensor:
-        return upload(values.astype(np.int32), self._device)
 
     def _pages(self, num_blocks: int, loaded: LoadedModel) -> KVCache:
         heads = loaded.config.num_kv_heads, loaded.config.head_dim
@@ -235,58 +193,14 @@ class GpuRunner:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._run_once(self._model, plan, kv)
-        return torch.cuda.max_memory_allocated(self._device) - before
+        taken = torch.cuda.max_memory_allocated(self._device) - before
+        torch.cuda.empty_cache()  # so that what is free can be seen
+        return taken
 
     def _run_once(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> None:
         self._slots.apply(plan)
         self._sampler.add(plan.new_rows)
         rows = SamplingRows.of(plan)
-        logits = model.logits(self._forward(model, plan, kv))
+        logits = model.logits(self._mixed.forward(model, plan, kv))
         sampled = self._sampler.sample(logits, rows, self._slots.state.token_pool)
         self._store(rows, sampled.token_ids)
-
-
-def one_of_each_kind(model: LlamaForCausalLM) -> list[Layer]:
-    """Layers that together need every kernel of the model."""
-    kinds = {
-        (
-            layer.sliding_window,
-            *(
-                linear.packed.weight.dtype
-                for linear in (
-                    layer.qkv_proj,
-                    layer.o_proj,
-                    layer.gate_up_proj,
-                    layer.down_proj,
-                )
-            ),
-        ): layer
-        for layer in model.layers
-    }
-    return list(kinds.values())
-
-
-def largest_step(max_num_seqs: int, budget: int, block_size: int) -> Plan:
-    """As many rows and tokens as a step may have, every row in pages of its own: one decodes (where
-    there are several), the others are prompts of one length."""
-    num_rows = min(max_num_seqs, budget)
-    num_decodes = 1 if num_rows > 1 else 0
-    num_tokens = (budget - num_decodes) // (num_rows - num_decodes)
-    num_pages = -(-num_tokens // block_size)
-    slots = list(range(num_rows))
-    return Plan(
-        step=0,
-        slots=slots,
-        starts=[0] * num_rows,
-        num_tokens=[1] * num_decodes + [num_tokens] * (num_rows - num_decodes),
-        samples=[True] * num_rows,
-        num_decodes=num_decodes,
-        new_rows=[
-            NewRow(slot, [0] * num_tokens, num_tokens, SamplingParams(temperature=1.0), 0)
-            for slot in slots
-        ],
-        block_updates=[
-            (slot, 0, list(range(slot * num_pages, (slot + 1) * num_pages))) for slot in slots
-        ],
-        page_copies=[],
-    )

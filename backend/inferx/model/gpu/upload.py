@@ -12,6 +12,10 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return _pinned(torch.from_numpy(values), device).to(device, non_blocking=True)
 
 
+def upload_int32(values: np.ndarray, device: torch.device) -> Tensor:
+    return upload(values.astype(np.int32), device)
+
+
 def upload_into(target: Tensor, values: np.ndarray) -> None:
     """Overwrites `target`, of the same shape and type."""
     target.copy_(_pinned(torch.from_numpy(values), target.device), non_blocking=True)

@@ -1,0 +1,44 @@
+"""What a GPU's runner does once, before its first step."""
+
+from __future__ import annotations
+
+from inferx.engine.plan import NewRow, Plan
+from inferx.engine.sampling import SamplingParams
+from inferx.model.llama import Layer, LlamaForCausalLM
+
+
+def one_of_each_kind(model: LlamaForCausalLM) -> list[Layer]:
+    """Layers that together need every kernel of the model."""
+    return list({_kind(layer): layer for layer in model.layers}.values())
+
+
+def _kind(layer: Layer) -> tuple[object, ...]:
+    linears = (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
+    return layer.sliding_window, *(linear.packed.weight.dtype for linear in linears)
+
+
+def largest_step(max_num_seqs: int, budget: int, *, max_model_len: int, block_size: int) -> Plan:
+    """As many rows and tokens as a step may have, every row in pages of its own: one decodes (where
+    there are several), the others are prompts of one length.
+    """
+    num_rows = min(max_num_seqs, budget)
+    num_decodes = 1 if num_rows > 1 else 0
+    num_tokens = min(max_model_len, (budget - num_decodes) // (num_rows - num_decodes))
+    num_pages = -(-num_tokens // block_size)
+    slots = list(range(num_rows))
+    return Plan(
+        step=0,
+        slots=slots,
+        starts=[0] * num_rows,
+        num_tokens=[1] * num_decodes + [num_tokens] * (num_rows - num_decodes),
+        samples=[True] * num_rows,
+        num_decodes=num_decodes,
+        new_rows=[
+            NewRow(slot, [0] * num_tokens, num_tokens, SamplingParams(temperature=1.0), 0)
+            for slot in slots
+        ],
+        block_updates=[
+            (slot, 0, list(range(slot * num_pages, (slot + 1) * num_pages))) for slot in slots
+        ],
+        page_copies=[],
+    )
