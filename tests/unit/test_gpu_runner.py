@@ -17,6 +17,7 @@ from inferx.engine.sampling import SamplingParams
 from inferx.engine.scheduler import Scheduler
 from inferx.memory.pool import PagePool
 from inferx.model.gpu.runner import GpuRunner
+from inferx.model.gpu.startup import largest_step
 from inferx.model.loading import LoadedModel, Stages
 from inferx.model.runner import ModelRunner
 from inferx.source import ModelSource
@@ -174,7 +175,25 @@ def test_fp8_weights_and_pages_are_near_the_reference(
     assert sum(differences) / len(differences) < 0.25
 
 
-def test_the_largest_step_fits_a_few_short_slots(smollm2: Path) -> None:
-    settings = {"max_num_seqs": 1, "max_num_batched_tokens": 300, "lengths": (5,)}
-    expected = run(ModelRunner, smollm2, [greedy(2)], **settings).tokens
-    assert run(GpuRunner, smollm2, [greedy(2)], **settings).tokens == expected
+@pytest.mark.parametrize(
+    ("max_num_seqs", "budget", "max_model_len"),
+    [(256, 8192, 4096), (1, 8192, 4096), (1, 1, 64), (8, 3, 64), (2, 300, 128), (7, 100, 512)],
+)
+def test_the_largest_step_keeps_to_every_limit(
+    max_num_seqs: int, budget: int, max_model_len: int
+) -> None:
+    plan = largest_step(max_num_seqs, budget, max_model_len=max_model_len, block_size=16)
+    assert len(plan.slots) == min(max_num_seqs, budget)
+    assert budget - len(plan.slots) < sum(plan.num_tokens) <= budget or (
+        plan.num_tokens[-1] == max_model_len
+    )
+    assert plan.num_decodes == (1 if len(plan.slots) > 1 else 0)
+    assert plan.num_tokens[: plan.num_decodes] == [1] * plan.num_decodes
+    for row, count, (slot, first, pages) in zip(
+        plan.new_rows, plan.num_tokens, plan.block_updates, strict=True
+    ):
+        assert count <= len(row.token_ids) <= max_model_len
+        assert (slot, first) == (row.slot, 0)
+        assert len(row.token_ids) <= len(pages) * 16
+    used = [page for _, _, pages in plan.block_updates for page in pages]
+    assert len(used) == len(set(used))

@@ -141,9 +141,9 @@ class DecodeGraphs:
 
     def _captured(self, run: Callable[[], object]) -> Callable[[], object]:
         """`run` as a graph; itself where there are none, on a CPU."""
-        run()  # compiles, and allocates what outlives a step
         if self._pool is None:
             return run
+        run()  # allocates what outlives a step
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
             run()

@@ -102,10 +102,12 @@ class GpuRunner:
         )
         # All layers write the same pages, so that they fit before the KV cache is sized
         pages = self._pages(sum(len(pages) for _, _, pages in plan.block_updates), loaded)
-        with stages("compile"):
-            self._compile(GpuLlama(model, loaded.dtype, one_of_each_kind(model)), plan, pages)
-        with stages("profile"):
-            activation_bytes = self._profile(plan, [pages] * loaded.config.num_layers)
+        activation_bytes = 0
+        if self._stream is not None:
+            with stages("compile"):
+                self._compile(GpuLlama(model, loaded.dtype, one_of_each_kind(model)), plan, pages)
+            with stages("profile"):
+                activation_bytes = self._profile(plan, [pages] * loaded.config.num_layers)
         del pages
         with stages("kv_cache"):
             size = size_kv_cache(
@@ -186,9 +188,6 @@ class GpuRunner:
 
     def _profile(self, plan: Plan, kv: list[KVCache]) -> int:
         """Bytes that the largest step takes beside weights and pages."""
-        if self._stream is None:
-            self._run_once(self._model, plan, kv)
-            return 0
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
