@@ -1,4 +1,4 @@
-"""inferx serve | generate | chat | convert | doctor"""
+"""inferx serve | generate | chat | bench | convert | doctor"""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from inferx.entrypoints import api_server
+from inferx.entrypoints.bench_command import bench_command
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
@@ -113,6 +114,9 @@ def chat_command(
     )
     with offline.loaded({**settings, "model": model}) as llm:
         offline.talk(llm, params, system)
+
+
+app.command("bench")(bench_command)
 
 
 @app.command("convert")

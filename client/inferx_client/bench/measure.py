@@ -141,17 +141,18 @@ async def open_loop(
     target: Target,
     arrivals: Sequence[Arrival],
     *,
-    warm_up: float,
+    warm_up: int,
     observe: Observe = nobody,
 ) -> Measured:
     """Sends each request at its moment, however many are in flight, and waits for all.
 
-    Those of the first `warm_up` seconds are not counted. The counted time ends with the last
-    answer. Raises BenchError where none would be counted.
+    The first `warm_up` are not counted. The counted time begins with the first that is, and ends
+    with the last answer. Raises BenchError where none would be counted.
     """
-    if not arrivals or arrivals[-1].at < warm_up:
+    if len(arrivals) <= warm_up:
         raise BenchError(
-            f"no request arrives after the {warm_up:g} s of warm-up: a longer run is needed"
+            f"{len(arrivals)} requests arrive and the first {warm_up} are warm-up: "
+            "a longer run or a higher rate is needed"
         )
     start = time.perf_counter()
     timings: list[Timing] = []
@@ -166,6 +167,6 @@ async def open_loop(
         await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
         tasks.append(asyncio.create_task(send(arrival)))
     await asyncio.gather(*tasks)
-    begin = start + warm_up
+    begin = start + arrivals[warm_up].at
     counted = [one for one in timings if one.scheduled is not None and one.scheduled >= begin]
     return Measured(timings, counted, begin, max(one.ended for one in timings))

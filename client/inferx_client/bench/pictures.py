@@ -40,7 +40,11 @@ def _against_load(points: Sequence[Mapping[str, Any]]) -> Chart:
     lines = [
         Line(
             f"{title} {name}",
-            [(point["value"], point[f"{span}_ms"][name]) for point in points if point[f"{span}_ms"]],
+            [
+                (point["value"], point[f"{span}_ms"][name])
+                for point in points
+                if point[f"{span}_ms"]
+            ],
             dashed=name == "p99",
             marks=True,
             color=color,
@@ -87,7 +91,9 @@ def _timeline(points: Sequence[Mapping[str, Any]], title: str) -> Chart:
 
 def _kv(points: Sequence[Mapping[str, Any]]) -> Chart:
     pairs = [(at, share * 100) for at, share in _joined(points, "kv_usage")]
-    return Chart("KV pages in use over the run", "seconds", "%", [Line("in use", pairs, steps=True)])
+    return Chart(
+        "KV pages in use over the run", "seconds", "%", [Line("in use", pairs, steps=True)]
+    )
 
 
 def _stability(points: Sequence[Mapping[str, Any]]) -> Chart:
@@ -96,7 +102,5 @@ def _stability(points: Sequence[Mapping[str, Any]]) -> Chart:
         size = point["stability"]["window_seconds"]
         windows = point["stability"]["p99_ms"]
         pairs = [(index * size, value) for index, value in enumerate(windows)]
-        lines.append(
-            Line(point["label"], [*pairs, (len(windows) * size, windows[-1])], steps=True)
-        )
+        lines.append(Line(point["label"], [*pairs, (len(windows) * size, windows[-1])], steps=True))
     return Chart("p99 of the latency, by windows of 10 s", "seconds", "ms", lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +20,8 @@ Limit = Literal["ttft", "tpot", "e2e"]
 LIMITS: tuple[Limit, ...] = ("ttft", "tpot", "e2e")
 
 
-class Distribution(NamedTuple):
+@dataclass(frozen=True)
+class Distribution:
     count: int
     mean: float
     p50: float
@@ -35,12 +36,8 @@ class Distribution(NamedTuple):
         ordered = np.sort(np.fromiter(values, dtype=np.float64))
         if not len(ordered):
             return None
-        return cls(
-            len(ordered),
-            float(ordered.mean()),
-            *(nearest_rank(ordered, percent) for percent in PERCENTILES),
-            float(ordered[-1]),
-        )
+        p50, p90, p95, p99 = (nearest_rank(ordered, percent) for percent in PERCENTILES)
+        return cls(len(ordered), float(ordered.mean()), p50, p90, p95, p99, max=float(ordered[-1]))
 
 
 def nearest_rank(ordered: np.ndarray, percent: float) -> float:

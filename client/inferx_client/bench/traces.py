@@ -1,8 +1,8 @@
 """Recorded traffic: when requests came and how long they were.
 
-    Mooncake  JSONL: timestamp (ms), input_length, output_length, hash_ids (a block of 512 each)
-    BurstGPT  CSV: Timestamp (s), Request tokens, Response tokens, …
-    Azure     CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
+Mooncake  JSONL: timestamp (ms), input_length, output_length, hash_ids (a block of 512 each)
+BurstGPT  CSV: Timestamp (s), Request tokens, Response tokens, …
+Azure     CSV: TIMESTAMP (date and time), ContextTokens, GeneratedTokens
 """
 
 from __future__ import annotations

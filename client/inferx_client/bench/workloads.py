@@ -1,9 +1,9 @@
 """Two workloads of practice, each a stream of questions that come at random moments.
 
-    finance   customer service of a bank: questions of 86 characters behind a handbook that all of
-              them share, 4,096 tokens with the answer; 1,200 requests/s at scale 1
-    medical   entity recognition in clinical notes: diagnoses with ICD-10 codes and drug names, hot
-              terms among them, every answer with a confidence; 350 requests/s at scale 1
+finance   customer service of a bank: questions of 86 characters behind a handbook that all of
+          them share, 4,096 tokens with the answer; 1,200 requests/s at scale 1
+medical   entity recognition in clinical notes: diagnoses with ICD-10 codes and drug names, hot
+          terms among them, every answer with a confidence; 350 requests/s at scale 1
 """
 
 from __future__ import annotations
