@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-
 _SPANS = {"TTFT": "ttft_ms", "ITL": "itl_ms", "TPOT": "tpot_ms", "e2e": "e2e_ms"}
 
 
