@@ -110,15 +110,17 @@ def test_a_closed_iterator_frees_its_place(url: str) -> None:
 
 
 def test_a_load_is_counted_to_the_token(url: str) -> None:
-    report = asyncio.run(
+    point = asyncio.run(
         run_load(
             url,
             MODEL,
-            ["Once upon a time"] * 24,
+            ["Once upon a time"],
+            requests=24,
             concurrency=6,
-            options={"max_tokens": 20, "ignore_eos": True},
+            max_tokens=20,
+            ignore_eos=True,
         )
     )
-    assert report.errors == {}
-    assert (report.requests, report.output_tokens) == (24, 480)
-    assert report.latency["max"] >= report.time_to_first["p50"]
+    assert point["errors"] == {}
+    assert (point["requests"], point["output_tokens"]) == (24, 480)
+    assert point["e2e_ms"]["max"] >= point["ttft_ms"]["p50"]

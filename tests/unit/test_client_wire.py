@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inferx_client import Completion, Delta, InferenceError
-from inferx_client.load import LoadReport, Stream, percentiles
 from inferx_client.wire import deltas, generate_request
 from tritonclient.grpc import service_pb2
 
@@ -136,22 +135,3 @@ def test_a_completion_is_the_concatenation_of_its_deltas(parts: list[tuple[int, 
         completion.add(Delta(text=text, choice=choice))
     for choice, text in enumerate(completion.texts):
         assert text == "".join(part for of, part in parts if of == choice)
-
-
-def test_percentiles_are_nearest_ranks() -> None:
-    assert percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
-    assert percentiles([7.0]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0, "max": 7.0}
-    assert percentiles([]) == {}
-
-
-def test_a_report_counts_errors_and_measures_the_rest() -> None:
-    whole = Stream(started=1.0, responses=[1.5, 1.75, 2.5], output_tokens=6)
-    failed = Stream(started=1.0, error="UNAVAILABLE")
-    report = LoadReport.of([whole, failed], seconds=2.0)
-    assert report.requests == 2
-    assert report.errors == {"UNAVAILABLE": 1}
-    assert report.tokens_per_second == 3.0
-    assert report.time_to_first["p50"] == 0.5
-    assert report.gap["max"] == 0.75
-    assert report.latency["p99"] == 1.5
-    assert json.loads(report.as_json())["output_tokens"] == 6
