@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -119,7 +120,7 @@ def test_a_chats_role_is_not_its_first_token(server: Server) -> None:
         (lambda handler: handler.events(completion("a"), done=False), "cut off"),
         (lambda handler: handler.events({"error": {"message": "x"}}), "error event"),
         (lambda handler: handler.events(["no object"]), "bad event"),
-        (lambda handler: handler.connection.close(), "connection"),
+        (lambda handler: handler.connection.shutdown(socket.SHUT_RDWR), "connection"),
     ],
 )
 def test_a_failure_is_counted_by_its_kind(server: Server, answer: Answer, kind: str) -> None:
@@ -140,7 +141,7 @@ def test_an_answer_that_takes_too_long_is_a_timeout(server: Server) -> None:
 
     def wait(handler: Handler) -> None:
         released.wait(10)
-        handler.events(completion("late"))
+        handler.close_connection = True
 
     server.answer = wait
     try:

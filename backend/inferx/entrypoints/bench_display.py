@@ -76,16 +76,16 @@ class Display:
 
     def summary(self, run: Mapping[str, Any]) -> None:
         table = Table(box=None, pad_edge=False)
-        table.add_column("load", no_wrap=True)
-        for name in ("requests/s", "tokens/s", *(f"{name} ms" for name in _SPANS)):
-            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("load")
+        for name in ("requests/s", "tokens/s", *(f"{name}, ms" for name in _SPANS)):
+            table.add_column(name, justify="right")
         for point in run["points"]:
             table.add_row(
                 point["label"],
                 f"{point['requests_per_second']:.2f}",
                 f"{point['output_tokens_per_second']:.0f}",
                 *(
-                    f"{span['p50']:.1f} / {span['p99']:.1f}" if span else "–"
+                    f"{_short(span['p50'])}/{_short(span['p99'])}" if span else "–"
                     for span in (point[key] for key in _SPANS.values())
                 ),
             )
@@ -98,9 +98,13 @@ class Display:
         self._progress.console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
+def _short(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"
+
+
 def _remarks(run: Mapping[str, Any]) -> list[str]:
     """What the table has no column for, a line each."""
-    lines = ["latencies: p50 / p99"]
+    lines = ["latencies are p50/p99"]
     for point in run["points"]:
         label = point["label"]
         failed = sum(point["errors"].values())

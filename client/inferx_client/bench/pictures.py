@@ -36,6 +36,12 @@ def _x_axis(points: Sequence[Mapping[str, Any]]) -> str:
     return _AXES.get(points[0]["kind"], _RATE_AXIS)
 
 
+def _is_wide(points: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a linear axis would crowd the small loads at its end."""
+    values = [point["value"] for point in points]
+    return max(values) > 16 * min(values)
+
+
 def _against_load(points: Sequence[Mapping[str, Any]]) -> Chart:
     lines = [
         Line(
@@ -52,13 +58,15 @@ def _against_load(points: Sequence[Mapping[str, Any]]) -> Chart:
         for color, (span, title) in enumerate((("e2e", "end to end"), ("ttft", "first token")))
         for name in ("p50", "p99")
     ]
-    return Chart("Latency against load", _x_axis(points), "ms", lines)
+    return Chart("Latency against load", _x_axis(points), "ms", lines, log_x=_is_wide(points))
 
 
 def _throughput(points: Sequence[Mapping[str, Any]]) -> Chart:
     pairs = [(point["value"], point["output_tokens_per_second"]) for point in points]
     lines = [Line("output tokens/s", pairs, marks=True, color=2)]
-    return Chart("Throughput against load", _x_axis(points), "output tokens/s", lines)
+    return Chart(
+        "Throughput against load", _x_axis(points), "tokens/s", lines, log_x=_is_wide(points)
+    )
 
 
 def _distribution(points: Sequence[Mapping[str, Any]], span: str, title: str) -> Chart:
