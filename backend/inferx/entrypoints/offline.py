@@ -34,8 +34,15 @@ def loaded(settings: Mapping[str, Any]) -> Iterator[LLM]:
         yield llm
 
 
-def show(deltas: Iterable[TextDelta]) -> str:
-    """Prints the text as it comes, then its pace; returns the text."""
+def read_prompt() -> str:
+    """All of standard input. In a terminal it says so, since nothing else shows that it waits."""
+    if sys.stdin.isatty():
+        _console.print("Type the text; Ctrl-D on an empty line ends it.", style="dim")
+    return sys.stdin.read()
+
+
+def show(deltas: Iterable[TextDelta], *, stats: bool) -> str:
+    """Prints the text as it comes, then its pace if `stats`; returns the text."""
     begun = time.perf_counter()
     first = last = begun
     text, tokens = "", 0
@@ -47,12 +54,13 @@ def show(deltas: Iterable[TextDelta]) -> str:
         sys.stdout.write(delta.text)
         sys.stdout.flush()
     print(flush=True)
-    pace = f", then {(tokens - 1) / (last - first):.0f} tokens/s" if last > first else ""
-    _console.print(f"{tokens} tokens, the first after {first - begun:.2f} s{pace}", style="dim")
+    if stats:
+        pace = f", then {(tokens - 1) / (last - first):.0f} tokens/s" if last > first else ""
+        _console.print(f"{tokens} tokens, the first after {first - begun:.2f} s{pace}", style="dim")
     return text
 
 
-def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
+def talk(llm: LLM, params: SamplingParams, system: str | None, *, stats: bool) -> None:
     """A conversation until the end of input. An interrupt ends an answer, not the conversation."""
     template = llm.tokenizer.chat_template
     if template is None:
@@ -60,14 +68,21 @@ def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
             "this model has no chat template: use 'inferx generate', which needs none"
         )
     messages = [{"role": "system", "content": system}] if system else []
-    _console.print("An empty line or Ctrl-D ends the conversation.", style="dim")
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives input() the arrow keys and a history
+        _console.print(
+            "Ctrl-C ends an answer; an empty line or Ctrl-D the conversation.", style="dim"
+        )
     while line := _ask():
         messages.append({"role": "user", "content": line})
         prompt = encode_chat(llm.tokenizer, messages)
         try:
-            answer = show(llm.stream(prompt, params))
+            with contextlib.closing(llm.stream(prompt, params)) as deltas:
+                answer = show(deltas, stats=stats)
         except KeyboardInterrupt:
-            print()
+            print(flush=True)
+            _console.print("interrupted; the question and its answer are forgotten", style="dim")
             messages.pop()
             continue
         except RequestError as error:
@@ -78,8 +93,13 @@ def talk(llm: LLM, params: SamplingParams, system: str | None) -> None:
 
 
 def _ask() -> str:
-    try:
-        return input("> ").strip()
-    except EOFError:
-        print()
-        return ""
+    """The next line, without a mark where no person types; empty at the end of input."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            print()
+            return ""
+        except KeyboardInterrupt:
+            print()
+            _console.print("Ctrl-D ends the conversation.", style="dim")
