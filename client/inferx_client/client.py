@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from inferx_client.wire import Completion, Delta, InferenceError, deltas, generate_request
+from inferx_client.wire import (
+    Completion,
+    Delta,
+    InferenceError,
+    deltas,
+    generate_request,
+    set_timeout,
+)
 
+RETRY_WAIT = 0.2  # seconds before the first retry, at most
+LONGEST_RETRY_WAIT = 5.0
+_SERVER_GRACE = 2.0  # seconds that the client waits for the server's word on a timeout
 _LARGE = 2**31 - 1
 _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _LARGE),
@@ -23,13 +37,20 @@ class Client:
 
     `generate` and `stream` take the prompt as text or as token ids; keyword arguments are the
     sampling parameters of the interface (`max_tokens=64, temperature=0, stop=["\\n"]`) besides
-    `details`, `exclude_input`, `timeout` (seconds, enforced by the server) and `request_id`.
-    They raise InferenceError.
+    `details`, `exclude_input`, `timeout` and `request_id`. They raise InferenceError.
+
+    `timeout`, in seconds, is of the whole request, its retries and waiting included: the server
+    ends the request then, and the client does not wait much longer for a server that has gone.
+
+    A request that fails with UNAVAILABLE before any text has come (a full queue, a restart, a
+    server that is not up yet) is sent again up to `retries` times, after a random wait that doubles
+    from RETRY_WAIT to LONGEST_RETRY_WAIT. No other error is repeated.
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, *, retries: int = 0) -> None:
         """`url`: host:port of Triton's gRPC endpoint."""
         self.model = model
+        self.retries = retries
         self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -56,16 +77,29 @@ class Client:
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         completion = Completion()
-        for delta in self._run(_request(self.model, prompt, False, options)):
+        for delta in self._repeated(_Attempts(self, prompt, False, options)):
             completion.add(delta)
         return completion
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Delta]:
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Generator[Delta, None, None]:
         """Deltas as they come; closing the iterator cancels the request."""
-        return self._run(_request(self.model, prompt, True, options))
+        return self._repeated(_Attempts(self, prompt, True, options))
 
-    def _run(self, request: service_pb2.ModelInferRequest) -> Iterator[Delta]:
-        call = self._stub.ModelStreamInfer(iter([request]))
+    def _repeated(self, attempts: _Attempts) -> Generator[Delta, None, None]:
+        while True:
+            try:
+                with closing(self._run(attempts.request(), attempts.deadline())) as answer:
+                    for delta in answer:
+                        attempts.begun = True
+                        yield delta
+                return
+            except InferenceError as error:
+                time.sleep(attempts.wait_after(error))
+
+    def _run(
+        self, request: service_pb2.ModelInferRequest, deadline: float | None
+    ) -> Generator[Delta, None, None]:
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline)
         failure = None
         try:
             # To the end also after an error, which is the last response: tritonserver 2.51 keeps a
@@ -86,8 +120,9 @@ class Client:
 class AsyncClient:
     """The same for asyncio. Use it within one event loop."""
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url: str, model: str, *, retries: int = 0) -> None:
         self.model = model
+        self.retries = retries
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -114,16 +149,29 @@ class AsyncClient:
 
     async def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         completion = Completion()
-        async for delta in self._run(_request(self.model, prompt, False, options)):
+        async for delta in self._repeated(_Attempts(self, prompt, False, options)):
             completion.add(delta)
         return completion
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Delta]:
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Delta, None]:
         """Deltas as they come; closing the iterator or cancelling its task cancels the request."""
-        return self._run(_request(self.model, prompt, True, options))
+        return self._repeated(_Attempts(self, prompt, True, options))
 
-    async def _run(self, request: service_pb2.ModelInferRequest) -> AsyncIterator[Delta]:
-        call = self._stub.ModelStreamInfer(iter([request]))
+    async def _repeated(self, attempts: _Attempts) -> AsyncGenerator[Delta, None]:
+        while True:
+            try:
+                async with aclosing(self._run(attempts.request(), attempts.deadline())) as answer:
+                    async for delta in answer:
+                        attempts.begun = True
+                        yield delta
+                return
+            except InferenceError as error:
+                await asyncio.sleep(attempts.wait_after(error))
+
+    async def _run(
+        self, request: service_pb2.ModelInferRequest, deadline: float | None
+    ) -> AsyncGenerator[Delta, None]:
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline)
         failure = None
         try:
             async for response in call:  # to the end, as in Client
@@ -140,11 +188,46 @@ class AsyncClient:
             raise failure
 
 
-_OPTIONS = ("details", "exclude_input", "timeout", "request_id")
+_OPTIONS = ("details", "exclude_input", "request_id")
 
 
-def _request(
-    model: str, prompt: str | Sequence[int], stream: bool, options: dict[str, Any]
-) -> service_pb2.ModelInferRequest:
-    ours = {name: options.pop(name) for name in _OPTIONS if name in options}
-    return generate_request(model, prompt, stream=stream, sampling=options, **ours)
+class _Attempts:
+    """One request's tries, and the time that is left for them."""
+
+    def __init__(
+        self,
+        client: Client | AsyncClient,
+        prompt: str | Sequence[int],
+        stream: bool,
+        options: dict[str, Any],
+    ) -> None:
+        timeout = options.pop("timeout", None)
+        ours = {name: options.pop(name) for name in _OPTIONS if name in options}
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._left = client.retries
+        self._wait = RETRY_WAIT
+        self._request = generate_request(
+            client.model, prompt, stream=stream, sampling=options, **ours
+        )
+        self.begun = False  # whether anything has come, which cannot be taken back
+
+    def request(self) -> service_pb2.ModelInferRequest:
+        if self._end is not None:
+            set_timeout(self._request, self._end - time.monotonic())
+        return self._request
+
+    def deadline(self) -> float | None:
+        """Seconds for the client, longer than the server's, whose answer says more."""
+        if self._end is None:
+            return None
+        return max(0.0, self._end - time.monotonic()) + _SERVER_GRACE
+
+    def wait_after(self, error: InferenceError) -> float:
+        """Seconds until the next try. Raises the error where there is to be none."""
+        wait = random.uniform(self._wait / 2, self._wait)
+        late = self._end is not None and time.monotonic() + wait >= self._end
+        if error.status != "UNAVAILABLE" or self.begun or not self._left or late:
+            raise error
+        self._left -= 1
+        self._wait = min(2 * self._wait, LONGEST_RETRY_WAIT)
+        return wait

@@ -121,8 +121,13 @@ def generate_request(
     for name in details:
         _add_bool(request, f"return_{name}", True)
     if timeout is not None:
-        request.parameters["timeout"].int64_param = max(1, round(timeout * 1e6))
+        set_timeout(request, timeout)
     return request
+
+
+def set_timeout(request: service_pb2.ModelInferRequest, seconds: float) -> None:
+    """After which the server ends the request; a microsecond at least."""
+    request.parameters["timeout"].int64_param = max(1, round(seconds * 1e6))
 
 
 def deltas(response: service_pb2.ModelStreamInferResponse) -> list[Delta]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -124,3 +125,33 @@ def test_a_load_is_counted_to_the_token(url: str) -> None:
     assert point["errors"] == {}
     assert (point["requests"], point["output_tokens"]) == (24, 480)
     assert point["e2e_ms"]["max"] >= point["ttft_ms"]["p50"]
+
+
+def test_a_full_queue_is_waited_for_with_retries(url: str) -> None:
+    async def flood() -> list[list[int]]:
+        async with AsyncClient(url, MODEL, retries=30) as client:
+            tasks = [client.generate("Once", max_tokens=50, ignore_eos=True) for _ in range(24)]
+            return [completion.num_output_tokens for completion in await asyncio.gather(*tasks)]
+
+    assert asyncio.run(flood()) == [[50]] * 24
+
+
+def test_other_errors_are_not_repeated(url: str) -> None:
+    with Client(url, MODEL, retries=1000) as client, pytest.raises(InferenceError) as error:
+        client.generate("Once", temprature=1)
+    assert error.value.status == "INVALID_ARG"
+
+
+def test_retries_end_with_the_timeout() -> None:
+    with Client("127.0.0.1:9", MODEL, retries=10**6) as client:
+        with pytest.raises(InferenceError) as error:
+            client.generate("Once", timeout=0.5)
+        assert error.value.status == "UNAVAILABLE"
+
+
+def test_a_server_that_does_not_answer_is_left_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        host, port = silent.getsockname()
+        with Client(f"{host}:{port}", MODEL) as client, pytest.raises(InferenceError) as error:
+            client.generate("Once", timeout=0.1)
+    assert error.value.status in ("CANCELLED", "UNAVAILABLE")
