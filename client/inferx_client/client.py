@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -90,6 +91,12 @@ class AsyncClient:
         self.model = model
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def for_model(self, model: str) -> AsyncClient:
+        """A client of another model over the same connection; closing either closes both."""
+        other = copy.copy(self)
+        other.model = model
+        return other
 
     async def __aenter__(self) -> AsyncClient:
         return self
