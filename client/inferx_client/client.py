@@ -17,6 +17,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _LARGE),
     ("grpc.max_receive_message_length", _LARGE),
 ]
+# gRPC's own retries hold 7 KB for each stream that is open, and repeat none that has begun
+_ASYNC_CHANNEL_OPTIONS = [*_CHANNEL_OPTIONS, ("grpc.enable_retries", 0)]
+_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class Client:
@@ -89,8 +92,14 @@ class AsyncClient:
 
     def __init__(self, url: str, model: str) -> None:
         self.model = model
-        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(url, options=_ASYNC_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # On the wire the same as a stream of one request, and a task less for each
+        self._infer = self._channel.unary_stream(
+            _STREAM_INFER,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
 
     def for_model(self, model: str) -> AsyncClient:
         """A client of another model over the same connection; closing either closes both."""
@@ -130,7 +139,7 @@ class AsyncClient:
         return self._run(_request(self.model, prompt, True, options))
 
     async def _run(self, request: service_pb2.ModelInferRequest) -> AsyncIterator[Delta]:
-        call = self._stub.ModelStreamInfer(iter([request]))
+        call = self._infer(request)
         failure = None
         try:
             async for response in call:  # to the end, as in Client

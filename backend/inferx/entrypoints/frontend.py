@@ -40,7 +40,8 @@ class Frontend(NamedTuple):
                 f"the OpenAI endpoint needs the Python packages {', '.join(missing)}: "
                 "pip install 'inferx[openai]', or start without it: --no-openai"
             )
-        listener = socket.socket()
+        # With its protocol named, as asyncio sends without delay on such sockets alone
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, self.port))
