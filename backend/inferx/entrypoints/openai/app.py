@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from inferx.entrypoints.openai.limits import Limits
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.protocol import chat_request, completion_request
 from inferx.entrypoints.openai.streaming import GenerateRoute, Job, as_api_error
+from inferx.entrypoints.openai.turns import Turns
 from inferx.text.tokenizer import Tokenizer
 
 _THREADS = 4  # that render templates and fetch Triton's metrics
@@ -99,8 +100,13 @@ def make_app(
     app = FastAPI(openapi_url=None, lifespan=endpoint.running)
     app.add_middleware(Door, limits=limits, api_key=api_key)
     # As ASGI applications of their own: a stream holds no more than it needs
-    _add_post(app, "/v1/chat/completions", endpoint.chat, limits)
-    _add_post(app, "/v1/completions", endpoint.completions, limits)
+    turns = Turns()
+    for path, prepare in (
+        ("/v1/chat/completions", endpoint.chat),
+        ("/v1/completions", endpoint.completions),
+    ):
+        route = GenerateRoute(prepare, limits, turns)
+        app.add_route(path, route, methods=["POST"])  # type: ignore[arg-type]
     app.add_api_route("/v1/models", endpoint.list_models)
     app.add_api_route("/v1/models/{name:path}", endpoint.show_model)
     app.add_api_route("/health", endpoint.health)
@@ -109,15 +115,6 @@ def make_app(
     app.add_exception_handler(ApiError, _on_error)
     app.add_exception_handler(Exception, _on_error)
     return app
-
-
-def _add_post(
-    app: FastAPI,
-    path: str,
-    prepare: Callable[[dict[str, Any]], Awaitable[Job]],
-    limits: Limits,
-) -> None:
-    app.add_route(path, GenerateRoute(prepare, limits), methods=["POST"])  # type: ignore[arg-type]
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -70,11 +70,14 @@ class Backlog:
         self._size = 0
         self._changed.set()
 
-    async def take(self) -> list[Part]:
-        """Waits until there is something; empty at the end."""
+    async def filled(self) -> None:
+        """Waits until there is something to take, or the end."""
         while not self._parts and self._failure is None and not self._closed:
             self._changed.clear()
             await self._changed.wait()
+
+    def take(self) -> list[Part]:
+        """All there is; empty at the end."""
         if self._failure is not None:
             raise self._failure
         parts = list(self._parts.values())

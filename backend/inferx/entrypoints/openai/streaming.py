@@ -17,6 +17,7 @@ from inferx.entrypoints.openai.errors import ApiError, encoded, of_inference_err
 from inferx.entrypoints.openai.generation import Generation
 from inferx.entrypoints.openai.limits import Limits
 from inferx.entrypoints.openai.protocol import json_object
+from inferx.entrypoints.openai.turns import Turns
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -35,10 +36,16 @@ class Job(NamedTuple):
 class GenerateRoute:
     """One path, as an ASGI application: a body in, an answer out."""
 
-    def __init__(self, prepare: Callable[[dict[str, Any]], Awaitable[Job]], limits: Limits) -> None:
+    def __init__(
+        self,
+        prepare: Callable[[dict[str, Any]], Awaitable[Job]],
+        limits: Limits,
+        turns: Turns,
+    ) -> None:
         """`prepare` raises ApiError for what is wrong with a body."""
         self._prepare = prepare
         self._limits = limits
+        self._turns = turns
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
@@ -46,7 +53,8 @@ class GenerateRoute:
             job = await self._prepare(json_object(body))
             del body
             if job.stream:
-                await _send_events(job, Backlog(self._limits.max_backlog), receive, send)
+                backlog = Backlog(self._limits.max_backlog)
+                await _send_events(job, backlog, self._turns, receive, send)
             else:
                 await _send_whole(job, receive, send)
         except (ClientLeft, Overflow):
@@ -62,19 +70,24 @@ async def _send_whole(job: Job, receive: Receive, send: Send) -> None:
     await respond(send, 200, body, {"x-request-id": job.answer.id})
 
 
-async def _send_events(job: Job, backlog: Backlog, receive: Receive, send: Send) -> None:
+async def _send_events(
+    job: Job, backlog: Backlog, turns: Turns, receive: Receive, send: Send
+) -> None:
     """Errors before the first event are raised, so that they get a status of their own."""
     work = asyncio.ensure_future(job.generation.stream(backlog))
     presence = asyncio.ensure_future(_until_gone(receive))
     presence.add_done_callback(lambda _: backlog.fail(ClientLeft()))
     try:
-        parts = await backlog.take()
+        await backlog.filled()
+        parts = backlog.take()
         headers = {"x-request-id": job.answer.id, "cache-control": "no-cache"}
         await start(send, 200, headers, _EVENTS)
         try:
             while parts:
                 await _send_part(send, job.answer.events(parts))
-                parts = await backlog.take()
+                await backlog.filled()
+                await turns.wait()
+                parts = backlog.take()
             last = job.answer.ending(job.generation.usage)
         except (ClientLeft, Overflow):
             raise
