@@ -216,7 +216,7 @@ def test_a_penalty_keeps_a_token_from_coming_again(client: OpenAI) -> None:
             max_tokens=4,
             frequency_penalty=penalty,
             presence_penalty=penalty,
-            logit_bias={"2075": 5},
+            logit_bias={"2618": 6},
             logprobs=0,
         )
         return answer.choices[0].logprobs.tokens

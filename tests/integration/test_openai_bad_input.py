@@ -232,7 +232,7 @@ def test_a_client_that_does_not_read_is_closed_and_its_request_ends(endpoint: En
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((endpoint.host, endpoint.port))
     connection.sendall(
-        http_request(COMPLETIONS, body(n=48, max_tokens=1900, stream=True, ignore_eos=True))
+        http_request(COMPLETIONS, body(n=8, max_tokens=8000, logprobs=20, stream=True))
     )
     endpoint.wait_for(
         lambda: (

@@ -21,6 +21,8 @@ from inferx.triton.server import ServerError, TritonServer
 if TYPE_CHECKING:
     from inferx.entrypoints.openai.server import OpenAIServer
 
+# Bytes that the kernel keeps for a client that does not read; its own choice grows to megabytes
+_SEND_BUFFER = 128 << 10
 _PACKAGES = ("fastapi", "uvicorn", "tritonclient")
 
 
@@ -44,6 +46,7 @@ class Frontend(NamedTuple):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             listener.bind((host, self.port))
         except OSError as error:
             listener.close()
