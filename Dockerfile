@@ -24,7 +24,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN python3 -m venv --without-pip /opt/inferx/env \
     && wheel="$(ls /opt/inferx/wheels/inferx-*.whl)" \
     && pip --python /opt/inferx/env/bin/python install --no-cache-dir \
-        --constraint /opt/inferx/constraints.txt "${wheel}[gpu]"
+        --constraint /opt/inferx/constraints.txt "${wheel}[gpu,openai]"
 ENV PATH=/opt/inferx/env/bin:${PATH}
 COPY backend/model.py /opt/tritonserver/backends/inferx/model.py
 # What is derived from a model, its tokenizer file for one, is kept here.

@@ -49,6 +49,11 @@ def serve_command(
     metrics_port: api_server.MetricsPort = 8002,
     served_model_name: api_server.ServedName = None,
     tritonserver: api_server.Server = None,
+    openai: api_server.OpenAI = True,
+    openai_port: api_server.OpenAIPort = 9000,
+    api_key: api_server.ApiKey = None,
+    openai_max_requests: api_server.OpenAIMaxRequests = 1024,
+    openai_max_body: api_server.OpenAIMaxBody = 8 << 20,
     settings: dict[str, Any],
 ) -> None:
     """Serve a model through Triton until interrupted."""
@@ -59,6 +64,9 @@ def serve_command(
             endpoint,
             name=served_model_name,
             tritonserver=tritonserver,
+            frontend=api_server.openai_frontend(
+                openai, openai_port, api_key, openai_max_requests, openai_max_body
+            ),
         )
     )
 

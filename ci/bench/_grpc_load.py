@@ -72,8 +72,11 @@ class Figures(NamedTuple):
         return inside / (answer.ended - answer.started)
 
 
-def run_load(load: Load, processes: int) -> Figures:
-    """Raises RuntimeError with the message of a process whose requests failed."""
+def run_load(load: Load, processes: int, program: str = __file__) -> Figures:
+    """`program` reads a Share and writes answers as this file does.
+
+    Raises RuntimeError with the message of a process whose requests failed.
+    """
     processes = min(processes, load.streams)
     begin = time.monotonic() + START
     end = begin + load.warm_up + load.seconds
@@ -81,7 +84,7 @@ def run_load(load: Load, processes: int) -> Figures:
     for index in range(processes):
         streams = load.streams // processes + (index < load.streams % processes)
         process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps(asdict(Share(load, streams, begin, end))))

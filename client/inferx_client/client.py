@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -30,6 +31,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _LARGE),
     ("grpc.max_receive_message_length", _LARGE),
 ]
+# gRPC's own retries hold 7 KB for each stream that is open, and repeat none that has begun
+_ASYNC_CHANNEL_OPTIONS = [*_CHANNEL_OPTIONS, ("grpc.enable_retries", 0)]
+_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class Client:
@@ -123,8 +127,20 @@ class AsyncClient:
     def __init__(self, url: str, model: str, *, retries: int = 0) -> None:
         self.model = model
         self.retries = retries
-        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(url, options=_ASYNC_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # On the wire the same as a stream of one request, and a task less for each
+        self._infer = self._channel.unary_stream(
+            _STREAM_INFER,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+
+    def for_model(self, model: str) -> AsyncClient:
+        """A client of another model over the same connection; closing either closes both."""
+        other = copy.copy(self)
+        other.model = model
+        return other
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -171,7 +187,7 @@ class AsyncClient:
     async def _run(
         self, request: service_pb2.ModelInferRequest, deadline: float | None
     ) -> AsyncGenerator[Delta, None]:
-        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline)
+        call = self._infer(request, timeout=deadline)
         failure = None
         try:
             async for response in call:  # to the end, as in Client

@@ -19,7 +19,7 @@ from inferx.triton.server import write_model_repository
 ROOT = Path(__file__).parents[2]
 INFERX = [sys.executable, "-c", "from inferx.cli import main; main()"]
 API_SERVER = [sys.executable, "-m", "inferx.entrypoints.api_server"]
-FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
 
 
 def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -55,3 +55,9 @@ def test_words_of_a_tokenizer_that_knows_more_than_the_model_are_refused():
     params = SamplingParams(max_tokens=1, bad_words_token_ids=((5,), (6, 100)))
     with pytest.raises(InvalidArgument, match="bad_words holds the token id 100"):
         check_request([1], [params], INFO)
+
+
+def test_without_max_tokens_the_prompt_leaves_room_for_a_token() -> None:
+    check_request([1] * 9, [SamplingParams(max_tokens=None)], INFO)
+    with pytest.raises(InvalidArgument, match=r"10 tokens: the model takes at most 10 tokens"):
+        check_request([1] * 10, [SamplingParams(max_tokens=None)], INFO)

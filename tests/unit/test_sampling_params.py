@@ -96,3 +96,10 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
     assert refusal(min_tokens=17) == (
         "min_tokens is 17: it must not exceed max_tokens, which is 16"
     )
+
+
+def test_a_max_tokens_of_null_is_no_limit_and_other_nulls_are_defaults() -> None:
+    assert SamplingParams.parse({"max_tokens": None, "min_tokens": 17, "top_p": None}) == (
+        SamplingParams(max_tokens=None, min_tokens=17)
+    )
+    assert SamplingParams().max_tokens == 16

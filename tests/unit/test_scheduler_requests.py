@@ -177,3 +177,12 @@ def test_the_queue_keeps_no_memory_of_requests_removed_from_its_middle() -> None
         queue.remove(each)
     assert len(queue) == 1
     assert len(queue._heap) <= 20
+
+
+def test_without_max_tokens_a_request_may_fill_the_model_or_the_pool() -> None:
+    for max_model_len, num_blocks, expected in ((40, 64, 40), (256, 3, 49)):
+        scheduler = make_scheduler(num_blocks, max_model_len=max_model_len)
+        scheduler.add(request(0, 10, max_tokens=None))
+        outputs = [output for _ in range(expected - 10) for output in step(scheduler, 50)]
+        assert [output.finish_reason for output in outputs[:-1]] == [None] * (expected - 11)
+        assert outputs[-1].finish_reason == "length"

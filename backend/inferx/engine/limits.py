@@ -24,7 +24,14 @@ def check_request(
         _check_ids("bad_words", chain.from_iterable(choice.bad_words_token_ids), info)
 
 
-def _check_length(num_prompt_tokens: int, max_tokens: int, info: EngineInfo) -> None:
+def _check_length(num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo) -> None:
+    if max_tokens is None:
+        if num_prompt_tokens >= info.max_model_len:
+            raise InvalidArgument(
+                f"the prompt has {num_prompt_tokens} tokens: the model takes at most "
+                f"{info.max_model_len} tokens, of prompt and output together"
+            )
+        return
     if num_prompt_tokens + max_tokens > info.max_model_len:
         raise InvalidArgument(
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: "

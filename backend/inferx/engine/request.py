@@ -61,6 +61,7 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_tokens = self.num_prompt_tokens  # known or in flight
         self.num_computed_tokens = 0  # by the plans made so far, for the pages it holds now
+        assert sampling.max_tokens is not None  # the scheduler knows what null stands for
         self.max_num_tokens = min(self.num_prompt_tokens + sampling.max_tokens, max_model_len)
 
         self.stop_token_ids = _stop_token_ids(

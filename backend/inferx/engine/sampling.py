@@ -30,7 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """One request's sampling settings. `parse` makes a valid one out of a client's mapping."""
 
     n: int = 1
-    max_tokens: int = 16
+    max_tokens: int | None = 16  # None: as many as the model's length leaves
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -70,8 +70,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidArgument(unknown_name("sampling parameter", name, _READERS))
             if value is not None:
                 values[name] = reader(name, value)
+            elif name == "max_tokens":  # no other default is something else than null
+                values[name] = None
         params = cls(**values)
-        if params.min_tokens > params.max_tokens:
+        if params.max_tokens is not None and params.min_tokens > params.max_tokens:
             raise InvalidArgument(
                 f"min_tokens is {params.min_tokens}: it must not exceed max_tokens, "
                 f"which is {params.max_tokens}"

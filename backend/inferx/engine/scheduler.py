@@ -16,6 +16,8 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from random import Random
 
+import msgspec
+
 from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput
 from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
 from inferx.engine.request import Request, Status
@@ -112,6 +114,7 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         """Raises InvalidArgument for a request that could never be served to its end."""
+        request = self._with_max_tokens(request)
         added = Request(
             request,
             BlockTable(self._pool, request.sampling.cache_salt),
@@ -123,6 +126,15 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[added.uid] = added
         self._waiting.push(added)
+
+    def _with_max_tokens(self, request: EngineRequest) -> EngineRequest:
+        """Without a limit of its own, a request may grow until the model or the pool is full."""
+        if request.sampling.max_tokens is not None:
+            return request
+        in_pool = self._pool.num_blocks * self._pool.block_size + 1  # the last needs no page
+        room = min(self._max_model_len, in_pool) - len(request.prompt_token_ids)
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=max(1, room))
+        return msgspec.structs.replace(request, sampling=sampling)
 
     def _refuse_impossible(self, request: Request) -> None:
         num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens

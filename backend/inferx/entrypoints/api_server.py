@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.serving import Endpoint, serve
 from inferx.entrypoints.settings import with_settings
 from inferx.entrypoints.shell import report_errors
@@ -31,6 +32,31 @@ Server = Annotated[
     ),
 ]
 
+OpenAI = Annotated[
+    bool, typer.Option("--openai/--no-openai", help="the OpenAI-compatible endpoint beside Triton")
+]
+OpenAIPort = Annotated[int, typer.Option(help="its port" + _PORT, min=0, max=65535)]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="INFERX_API_KEY",
+        help="what its clients have to send; better in the environment, as every user of a "
+        "machine sees command lines",
+    ),
+]
+OpenAIMaxRequests = Annotated[
+    int, typer.Option(help="requests that it takes at once; one more gets 429", min=1)
+]
+OpenAIMaxBody = Annotated[
+    int, typer.Option(help="bytes of a request's body; a larger one gets 413", min=1)
+]
+
+
+def openai_frontend(
+    openai: bool, port: int, api_key: str | None, max_requests: int, max_body: int
+) -> Frontend | None:
+    return Frontend(port, api_key, max_requests, max_body) if openai else None
+
 
 @with_settings()
 def api_server(
@@ -41,11 +67,24 @@ def api_server(
     metrics_port: MetricsPort = 8002,
     served_model_name: ServedName = None,
     tritonserver: Server = None,
+    openai: OpenAI = True,
+    openai_port: OpenAIPort = 9000,
+    api_key: ApiKey = None,
+    openai_max_requests: OpenAIMaxRequests = 1024,
+    openai_max_body: OpenAIMaxBody = 8 << 20,
     settings: dict[str, Any],
 ) -> None:
     """Serves a model through Triton until it is interrupted."""
     endpoint = Endpoint(host, http_port, grpc_port, metrics_port)
-    status = serve(settings, endpoint, name=served_model_name, tritonserver=tritonserver)
+    status = serve(
+        settings,
+        endpoint,
+        name=served_model_name,
+        tritonserver=tritonserver,
+        frontend=openai_frontend(
+            openai, openai_port, api_key, openai_max_requests, openai_max_body
+        ),
+    )
     raise typer.Exit(status)
 
 

@@ -12,12 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.settings import engine_config, option_name
 from inferx.errors import ConfigError, ModelLoadError
-from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, resolve
+from inferx.model_sources import model_and_tokenizer, tokenizers_of_repository
+from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, ModelSource, resolve
 from inferx.triton.server import ServerError, TritonServer, find_server, write_model_repository
+
+if TYPE_CHECKING:
+    from inferx.entrypoints.openai.server import OpenAIServer
 
 _PROGRESS_SECONDS = 10
 
@@ -42,11 +47,16 @@ class Endpoint:
 
 
 def serve(
-    settings: Mapping[str, Any], endpoint: Endpoint, *, name: str | None, tritonserver: str | None
+    settings: Mapping[str, Any],
+    endpoint: Endpoint,
+    *,
+    name: str | None,
+    tritonserver: str | None,
+    frontend: Frontend | None,
 ) -> int:
     """Runs until the server ends, or a SIGINT or SIGTERM ends it; an exit status.
 
-    Raises InferxError when it does not come up.
+    `frontend`: the OpenAI endpoint; None: without it. Raises InferxError when it does not come up.
     """
     config = engine_config(settings)
     if models := models_of_repository(config.model):
@@ -57,10 +67,12 @@ def serve(
             **endpoint.options(),
             log=None,
         )
-        return _run(server, models, config.start_timeout)
+        sources = tokenizers_of_repository(server.repository) if frontend else {}
+        return _run(server, models, config.start_timeout, frontend, sources)
     settings, roots = local_model(settings)
     name = name or served_name(config.model)
     installation = find_server(tritonserver)
+    tokenizer = model_and_tokenizer(engine_config(settings), roots or [Path.cwd()])[1]
     with tempfile.TemporaryDirectory(prefix="inferx-models-") as folder:
         server = TritonServer(
             write_model_repository(folder, name, settings),
@@ -70,7 +82,7 @@ def serve(
             log=None,
             environment=with_roots(os.environ, roots),
         )
-        return _run(server, [name], config.start_timeout)
+        return _run(server, [name], config.start_timeout, frontend, {name: tokenizer})
 
 
 def models_of_repository(model: str) -> list[str]:
@@ -143,24 +155,42 @@ def curl_line(http_url: str, name: str) -> str:
     return f"curl -s {http_url}/v2/models/{name}/generate -d '{body}'"
 
 
-def _run(server: TritonServer, names: list[str], start_timeout: float) -> int:
+def _run(
+    server: TritonServer,
+    names: list[str],
+    start_timeout: float,
+    frontend: Frontend | None,
+    sources: Mapping[str, ModelSource],
+) -> int:
+    """`sources`: the models' tokenizers."""
+
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    listener = frontend.listen(server.address) if frontend and sources else None
+    openai: OpenAIServer | None = None
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         server.start(timeout=start_timeout + 60, on_wait=_progress(", ".join(names)))
-        _announce(server, names)
+        if frontend and listener:
+            openai = frontend.start(listener, server, sources)
+        _announce(server, names, openai)
         status = server.wait()
         raise ServerError(f"tritonserver ended by itself with status {status}")
     except KeyboardInterrupt:
         _say("stopping: running requests may finish, a second interrupt ends them")
         return 0
     finally:
+        if openai:
+            openai.drain()
         try:
             server.stop()
         except KeyboardInterrupt:
             server.kill()
+        if openai:
+            openai.join()  # what Triton has ended, the endpoint has told its clients
+        elif listener:
+            listener.close()
         signal.signal(signal.SIGTERM, previous)
 
 
@@ -176,9 +206,11 @@ def _progress(name: str) -> Callable[[float], None]:
     return on_wait
 
 
-def _announce(server: TritonServer, names: list[str]) -> None:
+def _announce(server: TritonServer, names: list[str], openai: OpenAIServer | None) -> None:
+    shown = f"  OpenAI   http://{server.reachable_host}:{openai.port}/v1\n" if openai else ""
     _say(
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} ready\n"
+        f"{shown}"
         f"  HTTP     http://{server.http_url}\n"
         f"  gRPC     {server.grpc_url}\n"
         f"  metrics  http://{server.metrics_url}/metrics\n"

@@ -115,11 +115,15 @@ class Tokenizer:
             prompt_token_ids=prompt_token_ids,
         )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's bytes, special or not; none for an id that is no token."""
+        by_id = self._decoding.by_id
+        return by_id[token_id] if 0 <= token_id < len(by_id) else b""
+
     def token_text(self, token_id: int) -> str:
         """One token's text, special or not, U+FFFD for an incomplete character; "" for an id that
         is no token."""
-        by_id = self._decoding.by_id
-        return by_id[token_id].decode("utf-8", "replace") if 0 <= token_id < len(by_id) else ""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

@@ -81,15 +81,15 @@ class TritonServer:
     @property
     def http_url(self) -> str:
         """host:port, as tritonclient wants it."""
-        return f"{self._host}:{self.http_port}"
+        return f"{self.reachable_host}:{self.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        return f"{self._host}:{self.grpc_port}"
+        return f"{self.reachable_host}:{self.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
-        return f"{self._host}:{self.metrics_port}"
+        return f"{self.reachable_host}:{self.metrics_port}"
 
     @property
     def pid(self) -> int:
@@ -196,7 +196,8 @@ class TritonServer:
         return self._process.wait()
 
     @property
-    def _host(self) -> str:
+    def reachable_host(self) -> str:
+        """Under which this machine reaches what listens on `address`."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address
 
     def _spawn(self, backends: Path) -> None:
@@ -261,13 +262,13 @@ class TritonServer:
             if self._http("GET", "/v2/health/ready")[0] != 200:
                 return False
             # The metrics service is the last that Triton starts.
-            socket.create_connection((self._host, self.metrics_port), timeout=5).close()
+            socket.create_connection((self.reachable_host, self.metrics_port), timeout=5).close()
             return True
         except (OSError, http.client.HTTPException):
             return False
 
     def _http(self, method: str, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self.http_port, timeout=5)
+        connection = http.client.HTTPConnection(self.reachable_host, self.http_port, timeout=5)
         try:
             connection.request(method, path)
             response = connection.getresponse()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-from pathlib import Path
 
 import msgspec
 
 from inferx.config import EngineConfig
 from inferx.engine.client import EngineClient
-from inferx.errors import ConfigError
-from inferx.source import ModelSource, model_roots, resolve
+from inferx.model_sources import model_and_tokenizer
+from inferx.source import model_roots
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.admission import Admission
 from inferx.triton.cancellation import Canceller
@@ -61,7 +60,7 @@ class Service:
         log_to_triton(instance.model, instance.version)
         instance.show_only_own_gpu()
         config = instance.engine_config()
-        source, tokenizer_source = _sources(config, instance.directory)
+        source, tokenizer_source = model_and_tokenizer(config, model_roots(instance.directory))
         tokenizer = Tokenizer.from_source(tokenizer_source)
         config = msgspec.structs.replace(
             config,
@@ -96,21 +95,3 @@ class Service:
         ]
         if not all(ended):
             logger.error("some threads did not end within %g s", JOIN_TIMEOUT)
-
-
-def _sources(config: EngineConfig, directory: Path) -> tuple[ModelSource | None, ModelSource]:
-    """The model and its tokenizer. Raises ConfigError or ModelLoadError."""
-    roots = model_roots(directory)
-    source = (
-        resolve(config.model, roots=roots, needs_weights=config.needs_weights)
-        if config.model
-        else None
-    )
-    if config.tokenizer:
-        return source, resolve(config.tokenizer, roots=roots)
-    if source is None:
-        raise ConfigError(
-            "model.json: the settings 'tokenizer' and 'model' are missing: the synthetic engine "
-            "needs one of them, to have something to say"
-        )
-    return source, source

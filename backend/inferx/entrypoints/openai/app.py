@@ -1,0 +1,137 @@
+"""The endpoint's FastAPI application: which path does what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from inferx.entrypoints.openai.chat import ChatAnswer, chat_prompt
+from inferx.entrypoints.openai.completions import CompletionAnswer
+from inferx.entrypoints.openai.door import Door
+from inferx.entrypoints.openai.errors import ApiError, encoded
+from inferx.entrypoints.openai.generation import Generation
+from inferx.entrypoints.openai.health import metrics_page, unhealthy
+from inferx.entrypoints.openai.limits import Limits
+from inferx.entrypoints.openai.models import Models
+from inferx.entrypoints.openai.protocol import chat_request, completion_request
+from inferx.entrypoints.openai.streaming import GenerateRoute, Job, as_api_error
+from inferx.entrypoints.openai.turns import Turns
+from inferx.text.tokenizer import Tokenizer
+
+_THREADS = 4  # that render templates and fetch Triton's metrics
+
+
+class Backend(NamedTuple):
+    """The Triton server behind the endpoint. URLs are host:port."""
+
+    grpc_url: str
+    metrics_url: str
+    tokenizers: Mapping[str, Tokenizer]  # by model
+
+
+class _Endpoint:
+    """What the routes share while the application runs."""
+
+    models: Models
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="inferx-openai")
+
+    @asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        self.models = Models(self._backend.grpc_url, self._backend.tokenizers)
+        try:
+            yield
+        finally:
+            await self.models.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def chat(self, body: dict[str, Any]) -> Job:
+        request = chat_request(body)
+        model = self.models.get(request.model)
+        answer = ChatAnswer(request, model.tokenizer)
+        prompt = await chat_prompt(request, model.tokenizer, self._threads)
+        generation = Generation(model.client, [prompt], request.sampling, request_id=answer.id)
+        return Job(generation, answer, request.stream)
+
+    async def completions(self, body: dict[str, Any]) -> Job:
+        request = completion_request(body)
+        model = self.models.get(request.model)
+        answer = CompletionAnswer(request, model.tokenizer)
+        generation = Generation(
+            model.client,
+            request.prompts,
+            request.sampling,
+            request_id=answer.id,
+            echo=request.echo,
+        )
+        return Job(generation, answer, request.stream)
+
+    async def list_models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [_shown(name) for name in self.models.names]}
+
+    async def show_model(self, name: str) -> dict[str, Any]:
+        return _shown(self.models.get(name).name)
+
+    async def health(self) -> dict[str, str]:
+        if reason := await unhealthy(self.models, self._backend.metrics_url, self._threads):
+            raise ApiError(503, reason)
+        return {"status": "ok"}
+
+    async def metrics(self) -> Response:
+        page = await metrics_page(self._backend.metrics_url, self._threads)
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+
+def make_app(
+    backend: Backend,
+    *,
+    limits: Limits = Limits(),  # noqa: B008 - immutable
+    api_key: str | None = None,
+) -> FastAPI:
+    """`api_key`: what requests below /v1 have to bring; None: nothing."""
+    endpoint = _Endpoint(backend)
+    app = FastAPI(openapi_url=None, lifespan=endpoint.running)
+    app.add_middleware(Door, limits=limits, api_key=api_key)
+    # As ASGI applications of their own: a stream holds no more than it needs
+    turns = Turns()
+    for path, prepare in (
+        ("/v1/chat/completions", endpoint.chat),
+        ("/v1/completions", endpoint.completions),
+    ):
+        route = GenerateRoute(prepare, limits, turns)
+        app.add_route(path, route, methods=["POST"])  # type: ignore[arg-type]
+    app.add_api_route("/v1/models", endpoint.list_models)
+    app.add_api_route("/v1/models/{name:path}", endpoint.show_model)
+    app.add_api_route("/health", endpoint.health)
+    app.add_api_route("/metrics", endpoint.metrics)
+    app.add_exception_handler(HTTPException, _on_error)
+    app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    return app
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, _what_is_wrong(request, error.status_code))
+    problem = as_api_error(error)
+    return Response(
+        encoded(problem), problem.status, dict(problem.headers), media_type="application/json"
+    )
+
+
+def _what_is_wrong(request: Request, status: int) -> str:
+    path = request.url.path[:80]
+    if status == 404:
+        return f"there is no path {path!r}: see /v1/models, /v1/chat/completions, /v1/completions"
+    return f"{path} does not take {request.method}"
+
+
+def _shown(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "inferx"}

@@ -1,0 +1,42 @@
+"""Where a configured model and its tokenizer lie; the server's folders of models, read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from inferx.config import EngineConfig
+from inferx.errors import ConfigError
+from inferx.source import ModelSource, model_roots, resolve
+
+
+def model_and_tokenizer(
+    config: EngineConfig, roots: Sequence[Path]
+) -> tuple[ModelSource | None, ModelSource]:
+    """The model, if there is one, and its tokenizer. Raises ConfigError or ModelLoadError."""
+    source = (
+        resolve(config.model, roots=roots, needs_weights=config.needs_weights)
+        if config.model
+        else None
+    )
+    if config.tokenizer:
+        return source, resolve(config.tokenizer, roots=roots)
+    if source is None:
+        raise ConfigError(
+            "model.json: the settings 'tokenizer' and 'model' are missing: the synthetic engine "
+            "needs one of them, to have something to say"
+        )
+    return source, source
+
+
+def tokenizers_of_repository(repository: Path) -> dict[str, ModelSource]:
+    """By model, for InferX's own: of the version that Triton serves, the one with the highest
+    number. Raises ConfigError or ModelLoadError."""
+    found = {}
+    for config in sorted(repository.glob("*/config.pbtxt")):
+        versions = [path for path in config.parent.iterdir() if path.name.isdecimal()]
+        directory = max(versions, key=lambda path: int(path.name), default=None)
+        if directory is not None and (directory / "model.json").exists():
+            settings = EngineConfig.from_file(directory / "model.json")
+            found[config.parent.name] = model_and_tokenizer(settings, model_roots(directory))[1]
+    return found
