@@ -11,12 +11,13 @@ Pure Python on plain data: the tensors are the runner's, the pages' numbers the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from random import Random
+from time import monotonic
 
-from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput
+from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput, StartTimes
 from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
 from inferx.engine.request import Request, Status
 from inferx.engine.running import RunningList
@@ -49,7 +50,7 @@ class Scheduler:
 
     `pool` is the scheduler's alone. `max_num_batched_tokens` is the budget of one step, decodes,
     prefill chunks and all; slots are numbered 0..max_num_seqs-1. `seed` starts the generator of
-    seeds for requests that bring none.
+    seeds for requests that bring none. `clock` is in seconds.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Collection[int],
         seed: int = 0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._pool = pool
+        self._clock = clock
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -118,6 +121,7 @@ class Scheduler:
             arrival=self._num_arrived,
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,
+            arrived_at=self._clock(),
         )
         self._refuse_impossible(added)
         self._num_arrived += 1
@@ -242,6 +246,7 @@ class Scheduler:
         request.slot = heappop(self._free_slots)
         request.num_computed_tokens = num_cached
         if request.num_admissions == 0:
+            request.admitted_at = self._clock()
             self._count_prompt(request)
         request.num_admissions += 1
         if request.seed is None:
@@ -350,6 +355,7 @@ class Scheduler:
                 continue
             if len(tokens) > 1:
                 tokens, logprobs = _take_several(request, tokens, logprobs)
+            is_first = len(request.token_ids) == request.num_prompt_tokens
             request.token_ids += tokens
             num_known = len(request.token_ids)
             finish_reason = request.finish_reason(tokens[-1], num_known)
@@ -359,10 +365,19 @@ class Scheduler:
                 request.blocks.register(request.token_ids, request.num_computed_tokens)
             self._num_generated_tokens += len(tokens)
             stop_token_id = tokens[-1] if finish_reason == "stop" else None
+            start = self._start_times(request) if is_first else None
             outputs.append(
-                RequestOutput(request.uid, tokens, finish_reason, stop_token_id, logprobs)
+                RequestOutput(
+                    request.uid, tokens, finish_reason, stop_token_id, logprobs, start=start
+                )
             )
         return outputs
+
+    def _start_times(self, request: Request) -> StartTimes:
+        return StartTimes(
+            queue=request.admitted_at - request.arrived_at,
+            prefill=self._clock() - request.admitted_at,
+        )
 
 
 def _take_several(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from inferx.engine.messages import FinishReason, RequestOutput
+from inferx.engine.messages import FinishReason, RequestOutput, StartTimes
 from inferx.errors import RequestError
 from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.protocol import GenerateRequest
@@ -74,13 +75,16 @@ class Outbox:
         "closed",
         "deadline",
         "eager",
+        "first_token_at",
         "handle",
         "id",
         "last_sent",
+        "last_token_at",
         "lock",
         "num_input_tokens",
         "request",
         "sender",
+        "start",
         "uids",
     )
 
@@ -94,6 +98,9 @@ class Outbox:
         self.arrived = arrived  # time.monotonic seconds
         self.deadline = float("inf")  # likewise
         self.last_sent: float | None = None  # likewise
+        self.start: StartTimes | None = None  # of the choice that was first
+        self.first_token_at = 0.0  # likewise, once `start` is known
+        self.last_token_at: float | None = None  # likewise, once the engine has ended it
         self.request: GenerateRequest | None = None
         self.choices: list[Choice] = []
         self.num_input_tokens = 0
@@ -132,6 +139,10 @@ class Outbox:
 
     def put(self, output: RequestOutput) -> None:
         """The engine client's sink."""
+        if output.start is not None and self.start is None:
+            self.start, self.first_token_at = output.start, time.monotonic()
+        if output.finished:
+            self.last_token_at = time.monotonic()
         self._pending.append(output)
         if self._opened and (self.eager or output.finished):
             self._schedule()

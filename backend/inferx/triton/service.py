@@ -11,6 +11,7 @@ import msgspec
 from inferx.config import EngineConfig
 from inferx.engine.client import EngineClient
 from inferx.errors import ConfigError
+from inferx.observe.families import samples
 from inferx.source import ModelSource, model_roots, resolve
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.admission import Admission
@@ -19,7 +20,7 @@ from inferx.triton.inflight import InFlight
 from inferx.triton.instance import Instance
 from inferx.triton.lifecycle import Lifecycle
 from inferx.triton.logs import log_to_triton
-from inferx.triton.metrics import MetricsWriter, samples
+from inferx.triton.metrics import MetricsWriter
 from inferx.triton.readiness import Readiness
 from inferx.triton.responder import Responder
 
@@ -37,7 +38,9 @@ class Service:
         self._responder = Responder(config.response_shards, engine.abort, self._in_flight.remove)
         self._canceller = Canceller(engine.abort)
         self._metrics = MetricsWriter(
-            instance.model, instance.version, lambda: samples(self._responder.stats(), engine)
+            instance.model,
+            instance.version,
+            lambda turn: samples(self._responder.stats(), engine, turn),
         )
         self._lifecycle = Lifecycle(
             engine,
