@@ -8,6 +8,7 @@ process's resident set.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +29,11 @@ def engine_memory(device: str) -> Memory:
 
 
 def _gpu_memory() -> Memory:
-    import torch
-
-    statistics = torch.cuda.memory_stats()
+    """Nothing before torch is there and has a device: a report begins to ask earlier."""
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is None or not getattr(cuda, "is_initialized", bool)():
+        return Memory()
+    statistics = cuda.memory_stats()
     return Memory(statistics["reserved_bytes.all.current"], statistics["reserved_bytes.all.peak"])
 
 
