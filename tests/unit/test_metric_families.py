@@ -59,10 +59,11 @@ def test_the_shards_counts_add_up() -> None:
 def test_scalars_are_what_requests_and_engine_count() -> None:
     requests = RequestStats()
     requests.errored("INVALID_ARG")
-    found = {(s.family, s.label): s.value for s in samples(requests, Engine())}
+    found = {(s.family, s.label): s.value for s in samples(requests, Engine(), 3)}
     assert found["inferx:request_rejections_total", ("reason", "invalid")] == 1
     assert found["inferx:request_rejections_total", ("reason", "unavailable")] == 0
     assert found["inferx:engine_up", None] == 1.0
+    assert found["inferx:traces_dropped_total", None] == 3
     assert found["inferx:kv_cache_usage_perc", None] == 4 / 12
     assert found["inferx:engine_memory_peak_bytes", None] == 160
     assert found["inferx:engine_step_time_seconds_bucket", ("le", "0.01")] == 9
@@ -74,7 +75,7 @@ def test_buckets_are_cumulative() -> None:
     requests = RequestStats()
     for seconds in (0.02, 0.02, 0.3, 999.0):
         requests.ttft.observe(seconds)
-    found = list(samples(requests, Engine()))
+    found = list(samples(requests, Engine(), 3))
     buckets = {
         sample.label[1]: sample.value
         for sample in found
@@ -86,15 +87,15 @@ def test_buckets_are_cumulative() -> None:
 
 
 def test_the_families_are_those_that_have_samples_and_labels_are_few() -> None:
-    found = list(samples(RequestStats(), Engine()))
+    found = list(samples(RequestStats(), Engine(), 3))
     assert {sample.family for sample in found} == {name for name, _, _ in families()}
     labels = {sample.label[0] for sample in found if sample.label}
     assert labels == {"finished_reason", "reason", "le"}
 
 
 def test_a_turn_brings_a_third_of_the_histograms_whole_and_turns_bring_all() -> None:
-    everything = set(samples(RequestStats(), Engine()))
-    turns = [set(samples(RequestStats(), Engine(), turn)) for turn in range(HISTOGRAM_TURNS)]
+    everything = set(samples(RequestStats(), Engine(), 3))
+    turns = [set(samples(RequestStats(), Engine(), 3, turn)) for turn in range(HISTOGRAM_TURNS)]
     assert set.union(*turns) == everything
     for turn in turns:
         assert len(turn) < 80, "each is a round trip"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from inferx.engine.messages import RequestOutput, StartTimes
+from inferx.engine.messages import RequestOutput, RequestStart
 from inferx.engine.plan import StepResult, TokenLogprobs
 from scheduling import EOS, make_scheduler, planned, request, result, rows, step, without_start
 
@@ -62,7 +62,7 @@ def test_the_first_tokens_bring_how_long_the_request_waited_and_was_prefilled() 
     planned(scheduler)
     now = 102.5
     (output,) = scheduler.update(result(9))
-    assert output.start == StartTimes(queue=2.0, prefill=0.5)
+    assert output.start == RequestStart(queue=2.0, prefill=0.5, cached_tokens=0)
     now = 103.0
     planned(scheduler)
     (output,) = scheduler.update(result(9))
@@ -70,7 +70,7 @@ def test_the_first_tokens_bring_how_long_the_request_waited_and_was_prefilled() 
     planned(scheduler)
     now = 104.0
     (output,) = scheduler.update(result(9))
-    assert output.start == StartTimes(queue=3.0, prefill=1.0)
+    assert output.start == RequestStart(queue=3.0, prefill=1.0, cached_tokens=0)
 
 
 # Several tokens a row

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from inferx.engine.messages import RequestOutput, StartTimes
+from inferx.engine.messages import RequestOutput, RequestStart
 from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import Cancelled, Unavailable
@@ -330,7 +330,7 @@ def test_the_phases_of_a_request_are_counted_from_what_its_first_output_says() -
     channel = Channel()
     first, *rest = outputs()
     outbox = channel.open(Request())
-    outbox.put(msgspec.structs.replace(first, start=StartTimes(queue=0.5, prefill=0.25)))
+    outbox.put(msgspec.structs.replace(first, start=RequestStart(0.5, 0.25, 0)))
     for output in rest:
         outbox.put(output)
     channel.wait()

@@ -115,11 +115,12 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     stats: EngineStats
 
 
-class StartTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds until a request's first token was known."""
+class RequestStart(msgspec.Struct, frozen=True, array_like=True):
+    """How a request began."""
 
-    queue: float  # from its arrival in the engine to its first place in a step
-    prefill: float  # from there on
+    queue: float  # seconds from its arrival in the engine to its first place in a step
+    prefill: float  # seconds from there to its first token
+    cached_tokens: int  # of the prompt, found in the prefix cache
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -131,7 +132,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     stop_token_id: int | None = None  # the EOS or stop token that ended it, last of token_ids
     logprobs: list[TokenLogprobs] | None = None
     error: tuple[Status, str] | None = None
-    start: StartTimes | None = None  # with the first tokens
+    start: RequestStart | None = None  # with the first tokens
 
     @property
     def finished(self) -> bool:

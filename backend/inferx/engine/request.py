@@ -27,6 +27,7 @@ class Request:
         "earliest_stop",
         "max_num_tokens",
         "num_admissions",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_tokens",
@@ -59,6 +60,7 @@ class Request:
         self.num_admissions = 0
         self.arrived_at = arrived_at  # of the scheduler's clock
         self.admitted_at = arrived_at  # for the first time
+        self.num_cached_tokens = 0  # of the prompt, likewise
         self.slot = -1  # the runner's row, while admitted
         self.blocks = blocks
 

@@ -17,7 +17,7 @@ from itertools import islice
 from random import Random
 from time import monotonic
 
-from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput, StartTimes
+from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput, RequestStart
 from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
 from inferx.engine.request import Request, Status
 from inferx.engine.running import RunningList
@@ -247,6 +247,7 @@ class Scheduler:
         request.num_computed_tokens = num_cached
         if request.num_admissions == 0:
             request.admitted_at = self._clock()
+            request.num_cached_tokens = num_cached
             self._count_prompt(request)
         request.num_admissions += 1
         if request.seed is None:
@@ -365,7 +366,7 @@ class Scheduler:
                 request.blocks.register(request.token_ids, request.num_computed_tokens)
             self._num_generated_tokens += len(tokens)
             stop_token_id = tokens[-1] if finish_reason == "stop" else None
-            start = self._start_times(request) if is_first else None
+            start = self._start(request) if is_first else None
             outputs.append(
                 RequestOutput(
                     request.uid, tokens, finish_reason, stop_token_id, logprobs, start=start
@@ -373,10 +374,11 @@ class Scheduler:
             )
         return outputs
 
-    def _start_times(self, request: Request) -> StartTimes:
-        return StartTimes(
+    def _start(self, request: Request) -> RequestStart:
+        return RequestStart(
             queue=request.admitted_at - request.arrived_at,
             prefill=self._clock() - request.admitted_at,
+            cached_tokens=request.num_cached_tokens,
         )
 
 

@@ -68,6 +68,7 @@ COUNTERS = {
     "inferx:num_preemptions_total": "sequences that gave up their pages and were computed again",
     "inferx:engine_steps_total": "steps of the engine",
     "inferx:engine_restarts_total": "times that the engine process was started again",
+    "inferx:traces_dropped_total": "requests whose trace could not be kept or sent",
 }
 HISTOGRAMS = {
     "inferx:time_to_first_token_seconds": "from a streaming request's arrival to its first text",
@@ -94,12 +95,15 @@ def families() -> Iterator[tuple[str, str, Literal["counter", "gauge"]]]:
         yield f"{name}_count", f"{text}: their number", "counter"
 
 
-def samples(requests: RequestStats, engine: Engine, turn: int | None = None) -> Iterator[Sample]:
+def samples(
+    requests: RequestStats, engine: Engine, traces_dropped: int, turn: int | None = None
+) -> Iterator[Sample]:
     """All that is to be seen now; with a `turn`, of the histograms only those whose turn it is.
 
     A histogram is always whole, so that its buckets, sum and count belong together.
     """
     yield from _scalars(requests, engine)
+    yield Sample("inferx:traces_dropped_total", traces_dropped)
     for number, (name, histogram) in enumerate(_histograms(requests, engine.stats)):
         if turn is None or number % HISTOGRAM_TURNS == turn % HISTOGRAM_TURNS:
             yield from _histogram(name, histogram)

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from inferx.engine.messages import FinishReason, RequestOutput, StartTimes
-from inferx.errors import RequestError
+from inferx.engine.messages import FinishReason, RequestOutput, RequestStart
+from inferx.errors import RequestError, Status
+from inferx.observe.request_trace import TraceParent
 from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.protocol import GenerateRequest
 
@@ -27,6 +28,7 @@ class Choice:
         "num_tokens",
         "stream",
         "text",
+        "texts",
         "uid",
     )
 
@@ -40,9 +42,12 @@ class Choice:
         self.logprobs: list[dict[str, Any]] = []
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
+        self.texts: list[str] | None = None  # everything, for a trace that shows it
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
+        if self.texts is not None:
+            self.texts.append(delta.text)
         self.num_tokens += delta.num_tokens
         self.cumulative_logprob = delta.cumulative_logprob or 0.0
         if delta.logprobs:
@@ -75,9 +80,12 @@ class Outbox:
         "closed",
         "deadline",
         "eager",
+        "ended_at",
+        "first_sent",
         "first_token_at",
         "handle",
         "id",
+        "keeps_texts",
         "last_sent",
         "last_token_at",
         "lock",
@@ -85,6 +93,9 @@ class Outbox:
         "request",
         "sender",
         "start",
+        "status",
+        "trace_parent",
+        "traced",
         "uids",
     )
 
@@ -97,10 +108,16 @@ class Outbox:
         self.id = request_id
         self.arrived = arrived  # time.monotonic seconds
         self.deadline = float("inf")  # likewise
+        self.first_sent: float | None = None  # likewise
         self.last_sent: float | None = None  # likewise
-        self.start: StartTimes | None = None  # of the choice that was first
+        self.ended_at = 0.0  # likewise
+        self.status: Status | None = None  # of the error that ended it
+        self.start: RequestStart | None = None  # of the choice that was first
         self.first_token_at = 0.0  # likewise, once `start` is known
         self.last_token_at: float | None = None  # likewise, once the engine has ended it
+        self.traced = False
+        self.trace_parent: TraceParent | None = None
+        self.keeps_texts = False  # whether the trace shows them
         self.request: GenerateRequest | None = None
         self.choices: list[Choice] = []
         self.num_input_tokens = 0
@@ -126,6 +143,9 @@ class Outbox:
         self.request = request
         self.num_input_tokens = num_input_tokens
         self.choices = [Choice(index, stream, prompt) for index, stream in enumerate(streams)]
+        if self.keeps_texts:
+            for choice in self.choices:
+                choice.texts = []
         # Without a stream and without stop strings nothing has to happen before the end.
         self.eager = request.stream or bool(request.sampling.stop)
 

@@ -166,9 +166,10 @@ class _Shard:
         with outbox.lock:
             outbox.closed = True
 
-    def _ended(self, outbox: Outbox, status: str | None) -> None:
+    def _ended(self, outbox: Outbox, status: Status | None) -> None:
         """`status` is that of the error that ended the request, None: it succeeded."""
         now, stats = time.monotonic(), self.stats
+        outbox.ended_at, outbox.status = now, status
         stats.e2e.observe(now - outbox.arrived)
         if outbox.start is not None:
             stats.queue.observe(outbox.start.queue)
@@ -186,6 +187,7 @@ class _Shard:
         now = time.monotonic()
         self.stats.output_tokens += num_tokens
         if outbox.last_sent is None:
+            outbox.first_sent = now
             self.stats.prompt_tokens += outbox.num_input_tokens
         if outbox.request is not None and outbox.request.stream:
             if outbox.last_sent is None:
