@@ -25,6 +25,7 @@ class Request:
         "arrived_at",
         "blocks",
         "earliest_stop",
+        "has_started",
         "max_num_tokens",
         "num_admissions",
         "num_cached_tokens",
@@ -61,6 +62,7 @@ class Request:
         self.arrived_at = arrived_at  # of the scheduler's clock
         self.admitted_at = arrived_at  # for the first time
         self.num_cached_tokens = 0  # of the prompt, likewise
+        self.has_started = False  # its first token is known
         self.slot = -1  # the runner's row, while admitted
         self.blocks = blocks
 

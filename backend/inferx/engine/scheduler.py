@@ -356,7 +356,6 @@ class Scheduler:
                 continue
             if len(tokens) > 1:
                 tokens, logprobs = _take_several(request, tokens, logprobs)
-            is_first = len(request.token_ids) == request.num_prompt_tokens
             request.token_ids += tokens
             num_known = len(request.token_ids)
             finish_reason = request.finish_reason(tokens[-1], num_known)
@@ -366,15 +365,16 @@ class Scheduler:
                 request.blocks.register(request.token_ids, request.num_computed_tokens)
             self._num_generated_tokens += len(tokens)
             stop_token_id = tokens[-1] if finish_reason == "stop" else None
-            start = self._start(request) if is_first else None
+            start = None if request.has_started else self._start(request)
             outputs.append(
                 RequestOutput(
-                    request.uid, tokens, finish_reason, stop_token_id, logprobs, start=start
+                    request.uid, tokens, finish_reason, stop_token_id, logprobs, None, start
                 )
             )
         return outputs
 
     def _start(self, request: Request) -> RequestStart:
+        request.has_started = True
         return RequestStart(
             queue=request.admitted_at - request.arrived_at,
             prefill=self._clock() - request.admitted_at,

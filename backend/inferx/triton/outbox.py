@@ -161,7 +161,7 @@ class Outbox:
         """The engine client's sink."""
         if output.start is not None and self.start is None:
             self.start, self.first_token_at = output.start, time.monotonic()
-        if output.finished:
+        if output.finish_reason is not None:
             self.last_token_at = time.monotonic()
         self._pending.append(output)
         if self._opened and (self.eager or output.finished):
