@@ -1,4 +1,4 @@
-"""inferx serve | generate | chat | bench | convert | doctor"""
+"""inferx serve | generate | chat | bench | convert | memory | doctor"""
 
 from __future__ import annotations
 
@@ -134,6 +134,27 @@ def convert_command(
     with Console(stderr=True).status(f"converting {escape(source)}"):
         convert(resolve(settings["model"], roots=roots or [Path.cwd()]), folder, dtype=dtype)
     typer.echo(f"wrote {folder}: try 'inferx generate {folder} \"Once upon a time\"'")
+
+
+@app.command("memory")
+@with_settings("model")
+def memory_command(
+    model: Model,
+    *,
+    requests: Annotated[int, typer.Option(help="of the load, all at once", min=1)] = 16,
+    prompt_tokens: Annotated[int, typer.Option(help="of each request", min=1)] = 128,
+    output_tokens: Annotated[int, typer.Option(help="of each request", min=1)] = 32,
+    picture: Annotated[
+        list[Path] | None,
+        typer.Option(help="draw the curves to this .png or .svg file; repeatable"),
+    ] = None,
+    settings: dict[str, Any],
+) -> None:
+    """Measure peak and resident memory while a model starts, and under a short load."""
+    from inferx.entrypoints.memory_report import Load, report
+
+    load = Load(requests, prompt_tokens, output_tokens)
+    report({**settings, "model": model}, load, picture or [])
 
 
 @app.command("doctor")

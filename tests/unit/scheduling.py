@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
+import msgspec
 from inferx.engine.messages import EngineRequest, RequestOutput
 from inferx.engine.plan import Plan, StepResult
 from inferx.engine.sampling import SamplingParams
@@ -22,6 +25,7 @@ def make_scheduler(
     max_model_len: int = 256,
     caching: bool = True,
     seed: int = 0,
+    clock: Callable[[], float] = monotonic,
 ) -> Scheduler:
     return Scheduler(
         pool=PagePool(num_blocks, block_size, enable_prefix_caching=caching),
@@ -30,6 +34,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         eos_token_ids=EOS,
         seed=seed,
+        clock=clock,
     )
 
 
@@ -62,7 +67,12 @@ def result(*tokens: int | list[int]) -> StepResult:
     return StepResult(lists, [None] * len(lists))
 
 
+def without_start(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """The outputs without the times of their requests' start."""
+    return [msgspec.structs.replace(output, start=None) for output in outputs]
+
+
 def step(scheduler: Scheduler, *tokens: int) -> list[RequestOutput]:
     """A step without overlap."""
     planned(scheduler)
-    return scheduler.update(result(*tokens))
+    return without_start(scheduler.update(result(*tokens)))

@@ -18,8 +18,9 @@ from inferx.engine.scheduler import Scheduler
 from inferx.memory.pool import PagePool
 from inferx.model.gpu.runner import GpuRunner
 from inferx.model.gpu.startup import largest_step
-from inferx.model.loading import LoadedModel, Stages
+from inferx.model.loading import LoadedModel
 from inferx.model.runner import ModelRunner
+from inferx.observe.stages import Stages
 from inferx.source import ModelSource
 from tiny_models import make_tiny_model
 

@@ -10,7 +10,7 @@ from inferx.engine.waiting import WaitingQueue
 from inferx.errors import InvalidArgument
 from inferx.memory.block_table import BlockTable
 from inferx.memory.pool import PagePool
-from scheduling import make_scheduler, planned, request, result, rows, step
+from scheduling import make_scheduler, planned, request, result, rows, step, without_start
 
 
 def refusal(scheduler: Scheduler, uid: int, prompt: int, **sampling: int) -> str:
@@ -138,7 +138,7 @@ def test_a_uid_can_be_used_again_while_results_of_its_predecessor_are_in_flight(
     scheduler.add(request(0, 3))
     planned(scheduler)
     assert scheduler.update(result(9)) == []
-    assert scheduler.update(result(8)) == [RequestOutput(0, [8])]
+    assert without_start(scheduler.update(result(8))) == [RequestOutput(0, [8])]
 
 
 def waiting_request(uid: int, priority: int = 0) -> Request:

@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from inferx.engine.messages import RequestOutput
+from inferx.engine.messages import RequestOutput, RequestStart
 from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import Cancelled, Unavailable
@@ -314,14 +315,26 @@ def test_every_end_is_counted_once_by_its_outcome() -> None:
             outbox.put(output)
     channel.wait(6)
     stats = channel.responder.stats()
-    assert stats.outcomes == {
-        "success": 4,
-        "invalid": 0,
-        "unavailable": 0,
-        "cancelled": 2,
-        "internal": 0,
-    }
+    assert (stats.stop, stats.length, stats.cancelled) == (0, 4, 2)
+    assert (stats.invalid, stats.unavailable, stats.failed) == (0, 0, 0)
     assert stats.output_tokens == 4 * len(smollm2().encode(TEXT, add_special_tokens=False))
     assert stats.prompt_tokens == 4 * 3
     assert sum(stats.e2e.counts) == 6
     assert sum(stats.ttft.counts) == 4
+    assert sum(stats.prompt_length.counts) == sum(stats.output_length.counts) == 4
+    assert stats.output_length.sum == stats.output_tokens
+    assert sum(stats.queue.counts) == 0, "no output said when its request began"
+
+
+def test_the_phases_of_a_request_are_counted_from_what_its_first_output_says() -> None:
+    channel = Channel()
+    first, *rest = outputs()
+    outbox = channel.open(Request())
+    outbox.put(msgspec.structs.replace(first, start=RequestStart(0.5, 0.25, 0)))
+    for output in rest:
+        outbox.put(output)
+    channel.wait()
+    stats = channel.responder.stats()
+    assert (stats.queue.sum, stats.prefill.sum) == (0.5, 0.25)
+    assert stats.decode.sum == outbox.last_token_at - outbox.first_token_at
+    assert sum(stats.decode.counts) == 1

@@ -6,9 +6,10 @@ from time import perf_counter
 
 import msgspec
 
-from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput
+from inferx.engine.messages import STEP_TIME_BOUNDS, EngineRequest, EngineStats, RequestOutput
 from inferx.engine.plan import Runner
 from inferx.engine.scheduler import Scheduler
+from inferx.observe.histogram import Histogram
 
 
 class EngineCore:
@@ -18,7 +19,8 @@ class EngineCore:
         self._scheduler = scheduler
         self._runner = runner
         self._overlap = overlap
-        self._step_seconds = 0.0
+        self._step_time = Histogram(STEP_TIME_BOUNDS)
+        self._batch_size = 0
 
     def add(self, request: EngineRequest) -> None:
         """Raises InvalidArgument for a request that could never be served to its end."""
@@ -43,12 +45,18 @@ class EngineCore:
         plan = self._scheduler.plan()
         if plan is not None:
             self._runner.launch(plan)
+            self._batch_size = len(plan.slots)
         left_in_flight = 1 if self._overlap and plan is not None else 0
         outputs: list[RequestOutput] = []
         if self._scheduler.num_in_flight > left_in_flight:
             outputs = self._scheduler.update(self._runner.collect())
-        self._step_seconds += perf_counter() - begin
+        self._step_time.observe(perf_counter() - begin)
         return outputs
 
     def stats(self) -> EngineStats:
-        return msgspec.structs.replace(self._scheduler.stats(), step_seconds=self._step_seconds)
+        return msgspec.structs.replace(
+            self._scheduler.stats(),
+            batch_size=self._batch_size if self.has_work else 0,
+            step_seconds=self._step_time.sum,
+            step_time_counts=tuple(self._step_time.counts),
+        )

@@ -6,7 +6,7 @@ Engine to parent: EngineLoading, EngineReady or EngineFailed, then StepOutputs a
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -14,8 +14,9 @@ from inferx.config import EngineConfig
 from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import Status
+from inferx.observe.histogram import Histogram
 
-FinishReason = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length"]
 
 
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -79,14 +80,21 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+# Seconds a step takes: the bounds of EngineStats.step_time_counts
+STEP_TIME_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and counters since the start. free + cached + used blocks are all blocks."""
 
+    batch_size: int = 0  # sequences in the last step; 0 while there is nothing to do
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
     cached_blocks: int = 0
     used_blocks: int = 0
+    memory_resident: int = 0  # bytes, as observe/memory.py counts them
+    memory_peak: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -94,11 +102,25 @@ class EngineStats(msgspec.Struct, frozen=True):
     prefix_cache_hits: int = 0  # tokens
     preemptions: int = 0
     step_seconds: float = 0.0  # spent in steps
+    step_time_counts: tuple[int, ...] = (0,) * (len(STEP_TIME_BOUNDS) + 1)
+
+    @property
+    def step_time(self) -> Histogram:
+        """Seconds."""
+        return Histogram(STEP_TIME_BOUNDS, self.step_time_counts, self.step_seconds)
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     number: int
     stats: EngineStats
+
+
+class RequestStart(msgspec.Struct, frozen=True, array_like=True):
+    """How a request began."""
+
+    queue: float  # seconds from its arrival in the engine to its first place in a step
+    prefill: float  # seconds from there to its first token
+    cached_tokens: int  # of the prompt, found in the prefix cache
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -110,6 +132,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     stop_token_id: int | None = None  # the EOS or stop token that ended it, last of token_ids
     logprobs: list[TokenLogprobs] | None = None
     error: tuple[Status, str] | None = None
+    start: RequestStart | None = None  # with the first tokens
 
     @property
     def finished(self) -> bool:

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -29,6 +28,7 @@ from inferx.engine.messages import (
     EngineLoading,
     EngineReady,
     EngineRequest,
+    EngineStats,
     FromEngine,
     Ping,
     Pong,
@@ -41,6 +41,8 @@ from inferx.engine.messages import (
 from inferx.engine.plan import Runner
 from inferx.engine.wire import Wire, engine_wire
 from inferx.errors import ModelLoadError, RequestError
+from inferx.observe.memory import engine_memory
+from inferx.observe.stages import Stages
 
 if TYPE_CHECKING:
     from inferx.engine.core import EngineCore
@@ -53,8 +55,9 @@ LINGER = 1.0  # seconds for the last messages
 class EngineLoop:
     """Drains what has arrived between two steps, and waits for it when there is nothing to do."""
 
-    def __init__(self, core: EngineCore, wire: Wire[ToEngine, FromEngine]) -> None:
+    def __init__(self, core: EngineCore, device: str, wire: Wire[ToEngine, FromEngine]) -> None:
         self._core = core
+        self._device = device
         self._wire = wire
         self._refused: list[RequestOutput] = []
         self._stopped = False
@@ -78,9 +81,15 @@ class EngineLoop:
             for uid in message.uids:
                 self._core.abort(uid)
         elif isinstance(message, Ping):
-            self._wire.send(Pong(message.number, self._core.stats()))
+            self._wire.send(Pong(message.number, self._stats()))
         elif isinstance(message, StopEngine):
             self._stopped = True
+
+    def _stats(self) -> EngineStats:
+        memory = engine_memory(self._device)
+        return msgspec.structs.replace(
+            self._core.stats(), memory_resident=memory.resident, memory_peak=memory.peak
+        )
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -103,15 +112,17 @@ class LoadedEngine(NamedTuple):
     info: EngineInfo
 
 
-def load_engine(config: EngineConfig) -> LoadedEngine:
-    """Raises ModelLoadError."""
-    started = time.monotonic()
-    load_runner = _synthetic_runner if config.engine == "synthetic" else _model_runner
+def load_engine(config: EngineConfig, stages: Stages | None = None) -> LoadedEngine:
+    """`stages` gets what the start consists of. Raises ModelLoadError."""
+    stages = Stages() if stages is None else stages
     from inferx.engine.core import EngineCore
     from inferx.engine.scheduler import Scheduler
     from inferx.memory.pool import PagePool
 
-    runner = load_runner(config)
+    if config.engine == "synthetic":
+        runner = _synthetic_runner(config)
+    else:
+        runner = _model_runner(config, stages)
     info = runner.info
     scheduler = Scheduler(
         pool=PagePool(
@@ -124,17 +135,16 @@ def load_engine(config: EngineConfig) -> LoadedEngine:
         seed=config.seed,
     )
     core = EngineCore(scheduler, runner, overlap=config.enable_async_batch)
-    seconds = {"imports": time.monotonic() - started - sum(info.load_seconds.values())}
-    info = msgspec.structs.replace(info, load_seconds={**seconds, **info.load_seconds})
     return LoadedEngine(core, runner, info)
 
 
-def _model_runner(config: EngineConfig) -> LoadedRunner:
-    from inferx.model.runners import load_runner
-    from inferx.source import source_at
+def _model_runner(config: EngineConfig, stages: Stages) -> LoadedRunner:
+    with stages("imports"):
+        from inferx.model.runners import load_runner
+        from inferx.source import source_at
 
     source = source_at(Path(config.model), needs_weights=config.needs_weights)
-    return load_runner(config, source)
+    return load_runner(config, source, stages)
 
 
 def _synthetic_runner(config: EngineConfig) -> LoadedRunner:
@@ -165,7 +175,7 @@ def serve(wire: Wire[ToEngine, FromEngine]) -> None:
     gc.freeze()
     wire.send(EngineReady(engine.info))
     try:
-        EngineLoop(engine.core, wire).run()
+        EngineLoop(engine.core, engine.info.device, wire).run()
     finally:
         engine.runner.close()
 

@@ -21,10 +21,14 @@ class Request:
     """`num_computed_tokens` chases `num_tokens`; a token in flight counts, its id is not known."""
 
     __slots__ = (
+        "admitted_at",
+        "arrived_at",
         "blocks",
         "earliest_stop",
+        "has_started",
         "max_num_tokens",
         "num_admissions",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_tokens",
@@ -46,6 +50,7 @@ class Request:
         arrival: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
+        arrived_at: float = 0.0,
     ) -> None:
         sampling = request.sampling
         self.uid = request.uid
@@ -54,6 +59,10 @@ class Request:
         self.order = (sampling.priority, arrival)  # the least is served first
         self.status = Status.WAITING
         self.num_admissions = 0
+        self.arrived_at = arrived_at  # of the scheduler's clock
+        self.admitted_at = arrived_at  # for the first time
+        self.num_cached_tokens = 0  # of the prompt, likewise
+        self.has_started = False  # its first token is known
         self.slot = -1  # the runner's row, while admitted
         self.blocks = blocks
 

@@ -11,14 +11,15 @@ Pure Python on plain data: the tensors are the runner's, the pages' numbers the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from random import Random
+from time import monotonic
 
 import msgspec
 
-from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput
+from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput, RequestStart
 from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
 from inferx.engine.request import Request, Status
 from inferx.engine.running import RunningList
@@ -51,7 +52,7 @@ class Scheduler:
 
     `pool` is the scheduler's alone. `max_num_batched_tokens` is the budget of one step, decodes,
     prefill chunks and all; slots are numbered 0..max_num_seqs-1. `seed` starts the generator of
-    seeds for requests that bring none.
+    seeds for requests that bring none. `clock` is in seconds.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Collection[int],
         seed: int = 0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._pool = pool
+        self._clock = clock
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -121,6 +124,7 @@ class Scheduler:
             arrival=self._num_arrived,
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,
+            arrived_at=self._clock(),
         )
         self._refuse_impossible(added)
         self._num_arrived += 1
@@ -254,6 +258,8 @@ class Scheduler:
         request.slot = heappop(self._free_slots)
         request.num_computed_tokens = num_cached
         if request.num_admissions == 0:
+            request.admitted_at = self._clock()
+            request.num_cached_tokens = num_cached
             self._count_prompt(request)
         request.num_admissions += 1
         if request.seed is None:
@@ -371,10 +377,21 @@ class Scheduler:
                 request.blocks.register(request.token_ids, request.num_computed_tokens)
             self._num_generated_tokens += len(tokens)
             stop_token_id = tokens[-1] if finish_reason == "stop" else None
+            start = None if request.has_started else self._start(request)
             outputs.append(
-                RequestOutput(request.uid, tokens, finish_reason, stop_token_id, logprobs)
+                RequestOutput(
+                    request.uid, tokens, finish_reason, stop_token_id, logprobs, None, start
+                )
             )
         return outputs
+
+    def _start(self, request: Request) -> RequestStart:
+        request.has_started = True
+        return RequestStart(
+            queue=request.admitted_at - request.arrived_at,
+            prefill=self._clock() - request.admitted_at,
+            cached_tokens=request.num_cached_tokens,
+        )
 
 
 def _take_several(

@@ -45,6 +45,9 @@ HELP = {
     ),
     "start_timeout": "seconds the engine may take to load",
     "max_engine_restarts": "restarts of a dead engine within ten minutes",
+    "otlp_traces_endpoint": "address of an OpenTelemetry collector (OTLP, HTTP), to trace requests",
+    "trace_sample_ratio": "share of the requests that are traced, unless their caller has decided",
+    "trace_content": "put prompts and texts into the traces",
     "synthetic_step_time": "seconds a step of the synthetic engine takes",
 }
 

@@ -1,10 +1,7 @@
-"""A model on its device, with what its runner has to know; how long each stage took."""
+"""A model on its device, with what its runner has to know."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -22,20 +19,8 @@ from inferx.model.placement import (
     pick_weights,
 )
 from inferx.model.registry import CausalLM, load_config, load_model
+from inferx.observe.stages import Stages
 from inferx.source import ModelSource
-
-
-class Stages:
-    """Seconds that each stage of a start took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[stage] = time.monotonic() - started
 
 
 class LoadedModel(NamedTuple):

@@ -13,9 +13,10 @@ from inferx.config import EngineConfig
 from inferx.engine.plan import Plan, StepResult, TokenLogprobs
 from inferx.model.batch import KVCache
 from inferx.model.input_batch import InputBatch, SamplingRows
-from inferx.model.loading import LoadedModel, Stages
+from inferx.model.loading import LoadedModel
 from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import Sampler
+from inferx.observe.stages import Stages
 
 _MAX_LOGITS = 2**23  # 32 MiB of float32 at a time; the sampler takes a few times as much
 

@@ -10,7 +10,8 @@ from inferx.config import EngineConfig
 from inferx.errors import ModelLoadError
 from inferx.model.config import ModelConfig
 from inferx.model.hf_config import FUSED_ARCHITECTURES
-from inferx.model.loading import LoadedModel, Stages
+from inferx.model.loading import LoadedModel
+from inferx.observe.stages import Stages
 from inferx.source import ModelSource, load_error
 
 if TYPE_CHECKING:
@@ -21,9 +22,11 @@ _LARGEST_HEAD = 256
 _FP8_GRANULE = 16
 
 
-def load_runner(config: EngineConfig, source: ModelSource) -> GpuRunner | ModelRunner:
-    """Raises ModelLoadError."""
-    stages = Stages()
+def load_runner(
+    config: EngineConfig, source: ModelSource, stages: Stages | None = None
+) -> GpuRunner | ModelRunner:
+    """`stages` gets what loading consists of. Raises ModelLoadError."""
+    stages = Stages() if stages is None else stages
     loaded = LoadedModel.load(config, source, stages)
     if loaded.device.type != "cuda" or not _is_for_kernels(config, loaded):
         from inferx.model.runner import ModelRunner

@@ -19,6 +19,7 @@ from inferx.triton.logs import internal_error
 from inferx.triton.outbox import Outbox
 from inferx.triton.protocol import GenerateRequest, read_request
 from inferx.triton.responder import Responder
+from inferx.triton.tracing import RequestTracing
 
 
 class Admission:
@@ -30,6 +31,7 @@ class Admission:
         responder: Responder,
         in_flight: InFlight,
         canceller: Canceller,
+        tracing: RequestTracing | None,
         *,
         decoupled: bool,
     ) -> None:
@@ -39,6 +41,7 @@ class Admission:
         self._responder = responder
         self._in_flight = in_flight
         self._canceller = canceller
+        self._tracing = tracing
         self._decoupled = decoupled
 
     def admit(self, triton_request: Any) -> None:
@@ -46,7 +49,10 @@ class Admission:
         outbox = self._responder.outbox(triton_request)
         self._in_flight.add(outbox)
         try:
-            self._submit(outbox, read_request(triton_request))
+            request = read_request(triton_request)
+            if self._tracing is not None:
+                self._tracing.begin(outbox, request)
+            self._submit(outbox, request)
         except RequestError as error:
             outbox.fail(error)
         except Exception as error:

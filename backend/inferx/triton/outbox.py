@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from inferx.engine.messages import FinishReason, RequestOutput
-from inferx.errors import RequestError
+from inferx.engine.messages import FinishReason, RequestOutput, RequestStart
+from inferx.errors import RequestError, Status
+from inferx.observe.request_trace import TraceParent
 from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.protocol import GenerateRequest
 
@@ -26,6 +28,7 @@ class Choice:
         "num_tokens",
         "stream",
         "text",
+        "texts",
         "uid",
     )
 
@@ -39,9 +42,12 @@ class Choice:
         self.logprobs: list[dict[str, Any]] = []
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
+        self.texts: list[str] | None = None  # everything, for a trace that shows it
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
+        if self.texts is not None:
+            self.texts.append(delta.text)
         self.num_tokens += delta.num_tokens
         self.cumulative_logprob = delta.cumulative_logprob or 0.0
         if delta.logprobs:
@@ -74,13 +80,22 @@ class Outbox:
         "closed",
         "deadline",
         "eager",
+        "ended_at",
+        "first_sent",
+        "first_token_at",
         "handle",
         "id",
+        "keeps_texts",
         "last_sent",
+        "last_token_at",
         "lock",
         "num_input_tokens",
         "request",
         "sender",
+        "start",
+        "status",
+        "trace_parent",
+        "traced",
         "uids",
     )
 
@@ -93,7 +108,16 @@ class Outbox:
         self.id = request_id
         self.arrived = arrived  # time.monotonic seconds
         self.deadline = float("inf")  # likewise
+        self.first_sent: float | None = None  # likewise
         self.last_sent: float | None = None  # likewise
+        self.ended_at = 0.0  # likewise
+        self.status: Status | None = None  # of the error that ended it
+        self.start: RequestStart | None = None  # of the choice that was first
+        self.first_token_at = 0.0  # likewise, once `start` is known
+        self.last_token_at: float | None = None  # likewise, once the engine has ended it
+        self.traced = False
+        self.trace_parent: TraceParent | None = None
+        self.keeps_texts = False  # whether the trace shows them
         self.request: GenerateRequest | None = None
         self.choices: list[Choice] = []
         self.num_input_tokens = 0
@@ -119,6 +143,9 @@ class Outbox:
         self.request = request
         self.num_input_tokens = num_input_tokens
         self.choices = [Choice(index, stream, prompt) for index, stream in enumerate(streams)]
+        if self.keeps_texts:
+            for choice in self.choices:
+                choice.texts = []
         # Without a stream and without stop strings nothing has to happen before the end.
         self.eager = request.stream or bool(request.sampling.stop)
 
@@ -132,6 +159,10 @@ class Outbox:
 
     def put(self, output: RequestOutput) -> None:
         """The engine client's sink."""
+        if output.start is not None and self.start is None:
+            self.start, self.first_token_at = output.start, time.monotonic()
+        if output.finish_reason is not None:
+            self.last_token_at = time.monotonic()
         self._pending.append(output)
         if self._opened and (self.eager or output.finished):
             self._schedule()

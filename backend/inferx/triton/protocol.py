@@ -38,6 +38,7 @@ class GenerateRequest(NamedTuple):
     parse_special_tokens: bool
     timeout: float | None  # seconds from arrival
     sampling: SamplingParams
+    traceparent: str | None = None  # of the caller's trace, as W3C's header of that name
 
 
 def read_request(request: Any) -> GenerateRequest:
@@ -53,6 +54,8 @@ def read_request(request: Any) -> GenerateRequest:
         **_sampling_parameters(tensors),
     }
     settings.pop("id", None)  # `generate` repeats the request's id among the parameters
+    traceparent = _take(settings, "traceparent", None, _header)
+    settings.pop("tracestate", None)  # comes with it; other vendors' part
     for name in _FLAGS:
         if name in tensors:
             settings[name] = bool(_only(name, tensors[name]))
@@ -70,6 +73,7 @@ def read_request(request: Any) -> GenerateRequest:
         parse_special_tokens=_take(settings, "parse_special_tokens", True, read_boolean),
         timeout=_timeout(settings, request.timeout()),
         sampling=_sampling(settings, returns),
+        traceparent=traceparent,
     )
 
 
@@ -83,6 +87,12 @@ _FLAGS = (
 def _take(settings: dict[str, Any], name: str, default: T, read: Callable[[str, Any], T]) -> T:
     value = settings.pop(name, None)
     return default if value is None else read(name, value)
+
+
+def _header(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {value!r}: expected a string")
+    return value
 
 
 def _prompt(tensors: Mapping[str, Any]) -> tuple[str | None, list[int] | None]:

@@ -19,10 +19,10 @@ from typing import Any
 
 from inferx.engine.messages import RequestOutput
 from inferx.errors import Cancelled, InvalidArgument, RequestError, Status, Unavailable
+from inferx.observe.request_stats import RequestStats
 from inferx.triton.logs import engine_error, internal_error, shown_id
 from inferx.triton.outbox import Choice, Outbox
 from inferx.triton.responses import FINAL, error_response, response
-from inferx.triton.stats import ChannelStats
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ class Responder:
         """A Triton request's outbox."""
         return Outbox(handle, handle.request_id(), time.monotonic(), self._queue.put)
 
-    def stats(self) -> ChannelStats:
+    def stats(self) -> RequestStats:
         """Since the start."""
-        return ChannelStats.total(shard.stats for shard in self._shards)
+        return RequestStats.total(shard.stats for shard in self._shards)
 
     def close(self, timeout: float) -> bool:
         """Ends the shards once they have sent what they know of; whether they did within it."""
@@ -71,7 +71,7 @@ class _Shard:
         self._abort = abort
         self._on_closed = on_closed
         self._queue = queue
-        self.stats = ChannelStats()
+        self.stats = RequestStats()
         self._thread = threading.Thread(
             target=self._run, name=f"inferx-responses-{number}", daemon=True
         )
@@ -166,15 +166,28 @@ class _Shard:
         with outbox.lock:
             outbox.closed = True
 
-    def _ended(self, outbox: Outbox, status: str | None) -> None:
-        self.stats.e2e.observe(time.monotonic() - outbox.arrived)
-        self.stats.ended(status)
+    def _ended(self, outbox: Outbox, status: Status | None) -> None:
+        """`status` is that of the error that ended the request, None: it succeeded."""
+        now, stats = time.monotonic(), self.stats
+        outbox.ended_at, outbox.status = now, status
+        stats.e2e.observe(now - outbox.arrived)
+        if outbox.start is not None:
+            stats.queue.observe(outbox.start.queue)
+            stats.prefill.observe(outbox.start.prefill)
+            stats.decode.observe((outbox.last_token_at or now) - outbox.first_token_at)
+        if status is None:
+            stats.prompt_length.observe(outbox.num_input_tokens)
+            stats.output_length.observe(sum(c.stream.num_tokens for c in outbox.choices))
+            stats.succeeded(cut=any(c.finish_reason == "length" for c in outbox.choices))
+        else:
+            stats.errored(status)
         self._on_closed(outbox)
 
     def _count(self, outbox: Outbox, num_tokens: int) -> None:
         now = time.monotonic()
         self.stats.output_tokens += num_tokens
         if outbox.last_sent is None:
+            outbox.first_sent = now
             self.stats.prompt_tokens += outbox.num_input_tokens
         if outbox.request is not None and outbox.request.stream:
             if outbox.last_sent is None:

@@ -228,6 +228,8 @@ class TritonServer:
             # A model that fails is reported through the repository index, in its own words.
             "--exit-on-error=false",
             f"--exit-timeout-secs={self.exit_timeout}",
+            # The caller's trace becomes a request parameter; `generate` leaves headers out.
+            "--grpc-header-forward-pattern=traceparent",
         ]
         for service in ("http", "grpc", "metrics"):
             options.append(f"--{service}-address={self.address}")

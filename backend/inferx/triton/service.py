@@ -10,6 +10,7 @@ import msgspec
 from inferx.config import EngineConfig
 from inferx.engine.client import EngineClient
 from inferx.model_sources import model_and_tokenizer
+from inferx.observe.families import samples
 from inferx.source import model_roots
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.admission import Admission
@@ -18,9 +19,11 @@ from inferx.triton.inflight import InFlight
 from inferx.triton.instance import Instance
 from inferx.triton.lifecycle import Lifecycle
 from inferx.triton.logs import log_to_triton
-from inferx.triton.metrics import MetricsWriter, samples
+from inferx.triton.metrics import MetricsWriter
+from inferx.triton.outbox import Outbox
 from inferx.triton.readiness import Readiness
 from inferx.triton.responder import Responder
+from inferx.triton.tracing import RequestTracing
 
 JOIN_TIMEOUT = 2.0  # seconds for each kind of thread at the end
 logger = logging.getLogger(__name__)
@@ -28,15 +31,25 @@ logger = logging.getLogger(__name__)
 
 class Service:
     def __init__(
-        self, instance: Instance, config: EngineConfig, engine: EngineClient, tokenizer: Tokenizer
+        self,
+        instance: Instance,
+        config: EngineConfig,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        tracing: RequestTracing | None,
     ) -> None:
         """`engine` is up."""
         self._engine = engine
+        self._tracing = tracing
         self._in_flight = InFlight()
-        self._responder = Responder(config.response_shards, engine.abort, self._in_flight.remove)
+        self._responder = Responder(config.response_shards, engine.abort, self._on_closed)
         self._canceller = Canceller(engine.abort)
         self._metrics = MetricsWriter(
-            instance.model, instance.version, lambda: samples(self._responder.stats(), engine)
+            instance.model,
+            instance.version,
+            lambda turn: samples(
+                self._responder.stats(), engine, tracing.num_dropped if tracing else 0, turn
+            ),
         )
         self._lifecycle = Lifecycle(
             engine,
@@ -51,6 +64,7 @@ class Service:
             self._responder,
             self._in_flight,
             self._canceller,
+            tracing,
             decoupled=instance.decoupled,
         )
 
@@ -67,10 +81,11 @@ class Service:
             model=str(source.path) if source else "",
             tokenizer=str(tokenizer_source.path),
         )
+        tracing = RequestTracing.start(instance.model, config)
         engine = EngineClient(config)
         try:
             engine.start()
-            service = cls(instance, config, engine, tokenizer)
+            service = cls(instance, config, engine, tokenizer, tracing)
         except BaseException:
             engine.close(JOIN_TIMEOUT)
             raise
@@ -93,5 +108,12 @@ class Service:
             self._responder.close(JOIN_TIMEOUT),
             self._metrics.close(JOIN_TIMEOUT),
         ]
+        if self._tracing is not None:
+            self._tracing.close(JOIN_TIMEOUT)
         if not all(ended):
             logger.error("some threads did not end within %g s", JOIN_TIMEOUT)
+
+    def _on_closed(self, outbox: Outbox) -> None:
+        if self._tracing is not None:
+            self._tracing.end(outbox)
+        self._in_flight.remove(outbox)

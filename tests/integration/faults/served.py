@@ -20,6 +20,10 @@ from tritonclient import grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 _OURS = ("details", "exclude_input", "timeout", "request_id")
+OUTCOMES = {
+    "success": "inferx:request_success_total",
+    "cancelled": "inferx:request_cancellations_total",
+}
 PATIENCE = 20.0  # seconds for something that takes one or two
 
 
@@ -110,14 +114,15 @@ class Served:
 
     def wait_until_idle(self) -> None:
         """Until no request of this model holds a page or waits."""
-        for family in ("sequences_running", "sequences_waiting", "kv_pages_used"):
-            self.wait_for_metric(f"inferx_{family}", lambda value: value == 0)
+        for family in ("num_requests_running", "num_requests_waiting", "kv_pages_used"):
+            self.wait_for_metric(f"inferx:{family}", lambda value: value == 0)
 
     def counted(self, outcome: str) -> float:
-        return self.metric("inferx_requests_total", outcome=outcome)
+        """Requests that ended in this way, a key of OUTCOMES."""
+        return self.metric(OUTCOMES[outcome])
 
     def wait_until_counted(self, outcome: str, count: float) -> None:
-        self.wait_for_metric("inferx_requests_total", lambda value: value == count, outcome=outcome)
+        self.wait_for_metric(OUTCOMES[outcome], lambda value: value == count)
 
     def engine_pid(self) -> int:
         """Of the engine process that was started last."""

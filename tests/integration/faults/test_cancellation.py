@@ -24,8 +24,8 @@ def test_streams_of_several_choices_free_all_of_them_when_the_client_goes(
     before = smollm2.counted("cancelled")
     stream = smollm2.stream("Once upon a time", n=2, max_tokens=900, ignore_eos=True)
     next(stream)
-    smollm2.wait_for_metric("inferx_sequences_running", lambda running: running == 2)
-    assert smollm2.metric("inferx_kv_pages_used") > 0
+    smollm2.wait_for_metric("inferx:num_requests_running", lambda running: running == 2)
+    assert smollm2.metric("inferx:kv_pages_used") > 0
     stream.close()
     smollm2.wait_until_idle()
     smollm2.wait_until_counted("cancelled", before + 1)
@@ -62,9 +62,9 @@ def test_a_request_is_cancelled_while_it_is_queued(narrow: Served) -> None:
     running = narrow.stream("Once", max_tokens=LONG)
     next(running)
     queued = Call(narrow, "Once", max_tokens=8)
-    narrow.wait_for_metric("inferx_sequences_waiting", lambda waiting: waiting == 1)
+    narrow.wait_for_metric("inferx:num_requests_waiting", lambda waiting: waiting == 1)
     queued.cancel()
-    narrow.wait_for_metric("inferx_sequences_waiting", lambda waiting: waiting == 0)
+    narrow.wait_for_metric("inferx:num_requests_waiting", lambda waiting: waiting == 0)
     narrow.wait_until_counted("cancelled", before + 1)
     assert next(running).text, "the running request goes on"
     running.close()
@@ -74,7 +74,7 @@ def test_a_request_is_cancelled_while_it_is_queued(narrow: Served) -> None:
 def test_a_request_is_cancelled_while_its_prompt_is_processed(narrow: Served) -> None:
     # 8,000 tokens take 10 s
     call = Call(narrow, [5] * 8000, max_tokens=8)
-    narrow.wait_for_metric("inferx_kv_pages_used", lambda pages: pages > 0)
+    narrow.wait_for_metric("inferx:kv_pages_used", lambda pages: pages > 0)
     assert not call.responses
     call.cancel()
     assert narrow.generate("Once", max_tokens=2, timeout=4.0).num_output_tokens == [2]
@@ -100,7 +100,7 @@ def test_a_request_cancelled_before_its_answer_counts_as_cancelled_not_as_a_succ
             call: Any = whole.infer("Once", max_tokens=LONG)
         else:
             call = Call(narrow, "Once", max_tokens=LONG, stream=False)
-        model.wait_for_metric("inferx_sequences_running", lambda running: running == 1)
+        model.wait_for_metric("inferx:num_requests_running", lambda running: running == 1)
         success = model.counted("success")
         call.cancel()
         model.wait_until_counted("cancelled", cancelled + 1)
@@ -156,7 +156,7 @@ def test_a_full_queue_answers_unavailable_at_once(narrow: Served) -> None:
     running = narrow.stream("Once", max_tokens=LONG)
     next(running)
     queued = [Call(narrow, "Once", max_tokens=4) for _ in range(2)]
-    narrow.wait_for_metric("inferx_sequences_waiting", lambda waiting: waiting == 2)
+    narrow.wait_for_metric("inferx:num_requests_waiting", lambda waiting: waiting == 2)
     message = narrow.refusal("Once", max_tokens=4)
     assert "the queue is full" in message
     assert "3 (max_num_seqs + max_queue_size)" in message
@@ -173,7 +173,7 @@ def collect(seen: Completion, stream: Iterator[Delta]) -> None:
 
 def test_the_status_of_a_full_queue_is_unavailable(whole: Served) -> None:
     running = [whole.infer("Once", max_tokens=LONG) for _ in range(2)]
-    whole.wait_for_metric("inferx_sequences_running", lambda count: count == 2)
+    whole.wait_for_metric("inferx:num_requests_running", lambda count: count == 2)
     with pytest.raises(InferenceServerException, match="the queue is full") as error:
         whole.infer("Once", max_tokens=4).result()
     assert error.value.status() == "StatusCode.UNAVAILABLE"

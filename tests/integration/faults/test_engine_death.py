@@ -14,7 +14,7 @@ from served import Served
 @pytest.fixture(autouse=True)
 def up_again(mortal: Served) -> object:
     yield
-    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
+    mortal.wait_for_metric("inferx:engine_up", lambda up: up == 1)
 
 
 def served_again(mortal: Served) -> str:
@@ -37,7 +37,7 @@ def test_a_killed_engine_fails_what_is_in_flight_at_once_and_is_started_again(
     mortal: Served, synthetic: Served
 ) -> None:
     expected = mortal.generate("Once", max_tokens=200).text
-    restarts = mortal.metric("inferx_engine_restarts_total")
+    restarts = mortal.metric("inferx:engine_restarts_total")
     bystander = synthetic.stream("Once", max_tokens=400)
     next(bystander)
     streams = [mortal.stream("Once", max_tokens=4000) for _ in range(4)]
@@ -55,8 +55,8 @@ def test_a_killed_engine_fails_what_is_in_flight_at_once_and_is_started_again(
     assert all(expected.startswith(text) for text in texts), "text sent before is in order"
 
     assert served_again(mortal) == expected[: len(served_again(mortal))]
-    mortal.wait_for_metric("inferx_engine_restarts_total", lambda count: count == restarts + 1)
-    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
+    mortal.wait_for_metric("inferx:engine_restarts_total", lambda count: count == restarts + 1)
+    mortal.wait_for_metric("inferx:engine_up", lambda up: up == 1)
     mortal.wait_until_idle()
     assert next(bystander).text, "other models are unaffected"
     bystander.close()
@@ -66,10 +66,10 @@ def test_the_gauge_shows_an_engine_that_is_down(mortal: Served) -> None:
     """A restart is faster than the gauge is written; those after further deaths wait longer."""
     served_again(mortal)
     deadline = time.monotonic() + 30
-    while mortal.metric("inferx_engine_up") == 1:
+    while mortal.metric("inferx:engine_up") == 1:
         assert time.monotonic() < deadline, "the gauge stays at 1 whatever happens to the engine"
         with contextlib.suppress(ProcessLookupError):
             os.kill(mortal.engine_pid(), signal.SIGKILL)
         time.sleep(0.1)
-    mortal.wait_for_metric("inferx_engine_up", lambda up: up == 1)
+    mortal.wait_for_metric("inferx:engine_up", lambda up: up == 1)
     served_again(mortal)

@@ -59,7 +59,7 @@ def test_line_breaks_in_a_request_id_forge_no_log_line(mortal: Served, request_i
 
 def test_metric_labels_come_from_a_short_list(smollm2: Served) -> None:
     for line in metrics_text(smollm2.server).splitlines():
-        if line.startswith("inferx_"):
+        if line.startswith("inferx:"):
             labels = line.partition("{")[2].partition("}")[0]
             names = {label.partition("=")[0] for label in labels.split(",")}
-            assert names <= {"model", "version", "outcome", "le"}, line
+            assert names <= {"model", "version", "le", "finished_reason", "reason"}, line

@@ -20,19 +20,19 @@ def test_a_pool_that_forces_preemption_gives_the_texts_of_a_large_one(
 ) -> None:
     # Six texts of some 80 tokens want 30 pages of 16, and there are 20
     options = {"max_tokens": 70, "ignore_eos": True}
-    before = small_pool.metric("inferx_preemptions_total")
+    before = small_pool.metric("inferx:num_preemptions_total")
     running = [small_pool.later(prompt, **options) for prompt in PROMPTS]
     answers = [request.result() for request in running]
     large = [smollm2.later(prompt, **options) for prompt in PROMPTS]
     assert [answer.text for answer in answers] == [request.result().text for request in large]
     assert [answer.num_output_tokens for answer in answers] == [[70]] * len(PROMPTS)
-    small_pool.wait_for_metric("inferx_preemptions_total", lambda count: count > before)
+    small_pool.wait_for_metric("inferx:num_preemptions_total", lambda count: count > before)
     small_pool.wait_until_idle()
 
 
 def test_a_prefix_hit_gives_the_text_of_a_miss(smollm2: Served) -> None:
     prompt = "The lighthouse keeper wrote down what the sea did, every hour. " * 8 + "Then"
-    hits = "inferx_prefix_cache_hit_tokens_total"
+    hits = "inferx:prefix_cache_hits_total"
     before = smollm2.metric(hits)
     miss = smollm2.generate(prompt, max_tokens=24, cache_salt="a prefix hit")
     hit = smollm2.generate(prompt, max_tokens=24, cache_salt="a prefix hit")
@@ -42,7 +42,7 @@ def test_a_prefix_hit_gives_the_text_of_a_miss(smollm2: Served) -> None:
 
 def test_a_prefix_is_not_shared_with_another_salt(smollm2: Served) -> None:
     prompt = "A tenant's secret prompt, long enough for several pages of the cache. " * 6
-    hits, looked_up = "inferx_prefix_cache_hit_tokens_total", "inferx_engine_steps_total"
+    hits, looked_up = "inferx:prefix_cache_hits_total", "inferx:engine_steps_total"
 
     def hit_tokens(salt: str | None) -> float:
         before, steps = smollm2.metric(hits), smollm2.metric(looked_up)

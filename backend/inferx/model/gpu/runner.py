@@ -27,9 +27,10 @@ from inferx.model.gpu.startup import largest_step, one_of_each_kind
 from inferx.model.gpu.upload import Download, upload, upload_int32
 from inferx.model.input_batch import SamplingRows
 from inferx.model.llama import LlamaForCausalLM
-from inferx.model.loading import LoadedModel, Stages
+from inferx.model.loading import LoadedModel
 from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import RowLogprobs, Sampled
+from inferx.observe.stages import Stages
 
 
 class _Launched(NamedTuple):
