@@ -1,4 +1,4 @@
-"""inferx serve | generate | chat | convert | doctor"""
+"""inferx serve | generate | chat | convert | sparsity | doctor"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from inferx.entrypoints import api_server
+from inferx.entrypoints import api_server, sparsity
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="LLM serving through NVIDIA Triton: continuous batching over a paged KV cache.",
 )
+app.add_typer(sparsity.app, name="sparsity")
 
 Model = Annotated[
     str,
