@@ -88,7 +88,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def default_path(source: ModelSource, target: float, scores: Scores) -> Path:
     """Beside the model: in its folder, or next to its GGUF file."""
     name = f"sparsity-{round(100 * target)}-{scores}.json"
-    if source.path.is_file():
+    if source.format == "gguf":
         return source.path.with_name(f"{source.path.stem}.{name}")
     return source.path / name
 
