@@ -31,6 +31,7 @@ from inferx.sparse.search import STEP, greedy_split
 from inferx.sparse.statistics import Histogram, Moments
 from inferx.sparse.windows import CONTEXT, COUNTED, WINDOW, Text, WindowedModel
 from inferx.text.tokenizer import Tokenizer
+from paged import PagedRun
 from tiny_models import make_tiny_model
 
 GENERATOR = random.Random(0)
@@ -147,13 +148,10 @@ def test_a_short_text_is_refused_with_what_it_takes(text):
 # Masks
 
 
-def test_masks_leave_the_context_dense_and_remove_the_rest():
+def test_masks_are_applied_and_recorded():
     rule = Recorded(TopK(0.75))
-    masked = Masked(rule)
-    x = torch.ones(WINDOW, 64)
-    kept = masked(Site(0, "qkv"), x)
-    assert torch.equal(kept[:CONTEXT], x[:CONTEXT])
-    assert kept[CONTEXT:].sum(-1).tolist() == [16.0] * COUNTED
+    kept = Masked(rule)(Site(0, "qkv"), torch.ones(3, 64))
+    assert kept.sum(-1).tolist() == [16.0] * 3
     assert rule.share(Site(0, "qkv")) == (0.75, 0.0)
     assert rule.energy(Site(0, "qkv")).mean == pytest.approx(0.75)
 
@@ -162,7 +160,8 @@ def test_masking_nothing_changes_nothing(tiny, text):
     _, windowed = tiny
     [window, _] = text.whole(ENOUGH)
     rule = Recorded(TopK(0.0))
-    assert windowed.surprise(window, Masked(rule)) == windowed.surprise(window)
+    windowed.start(window)
+    assert windowed.surprise(Masked(rule)) == windowed.surprise()
     assert rule.model_share(windowed.config) == 0.0
 
 
@@ -189,6 +188,39 @@ def test_numbers_that_are_not_finite_are_named(tiny):
     x = torch.full((WINDOW, 64), torch.inf)
     with pytest.raises(SparsityError, match=r"the input of layer 1, o has numbers that are not"):
         counting(Site(1, "o"), x)
+
+
+def test_a_windows_context_is_dense_whatever_is_masked_behind_it(tiny, text):
+    _, windowed = tiny
+    seen = Recorded(TopK(1.0))
+    first, second = text.whole(ENOUGH)
+    windowed.start(first)
+    before = windowed.surprise()
+    windowed.surprise(Masked(seen))
+    assert windowed.surprise() == before
+    windowed.start(second)
+    assert windowed.surprise() != before
+    assert seen.share(Site(1, "down")) == (1.0, 0.0)
+
+
+def test_a_window_gives_what_the_whole_of_it_gives_at_once(tiny, text):
+    _, windowed = tiny
+    [window, _] = text.whole(ENOUGH)
+    windowed.start(window)
+    run = PagedRun(windowed.model)
+    with torch.inference_mode():
+        logits = run.step({"window": window})["window"]
+        found = windowed.model.logits(windowed.hidden())
+    torch.testing.assert_close(found, logits[CONTEXT:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_is_a_layer_of_the_forward_pass(tiny, text):
+    _, windowed = tiny
+    windowed.start(text.whole(ENOUGH)[0])
+    x = windowed.embed()
+    for index in range(2):
+        x = windowed.block(index, x)
+    assert torch.equal(windowed.model.norm(x), windowed.hidden())
 
 
 # The search

@@ -20,30 +20,27 @@ from inferx.sparse.calibration import (
     Shape,
 )
 from inferx.sparse.fingerprint import model_fingerprint
-from inferx.sparse.masking import Masked, Recorded, Scores, Scoring, Thresholds, sites
+from inferx.sparse.masking import Masked, Recorded, Rule, Scores, Scoring, Thresholds, sites
 from inferx.sparse.measuring import Progress, ScoreHistograms
 from inferx.sparse.search import Shares, layer_splits, thresholds
 from inferx.sparse.statistics import Histogram
 from inferx.sparse.windows import COUNTED, Window, WindowedModel, data_hash
 
 TARGETS = (0.25, 0.4, 0.5)
-MAX_TARGET = 0.65
-
-# The first windows of a text: they decide how a layer's sparsity is split, not how large it is
-_SEARCH_WINDOWS = 1
 
 
 def find_splits(
     windowed: WindowedModel,
     scoring: Scoring,
     histograms: Mapping[Site, Histogram],
-    texts: Sequence[Window],
+    window: Window,
     targets: Sequence[float],
     progress: Progress,
 ) -> list[dict[int, Shares]]:
-    """By target, by layer; targets in rising order."""
+    """By target, by layer; targets in rising order. One window decides: it says how sparsity is
+    split within a layer, not how much there is."""
     found: list[dict[int, Shares]] = [{} for _ in targets]
-    splits = layer_splits(windowed, scoring, histograms, texts[:_SEARCH_WINDOWS], targets)
+    splits = layer_splits(windowed, scoring, histograms, window, targets)
     num_layers = windowed.config.num_layers
     for layer, by_target in enumerate(splits):
         for shares, split in zip(found, by_target, strict=True):
@@ -61,7 +58,8 @@ def count_scores(
     """A histogram for each site, by scoring. Raises SparsityError where one is not finite."""
     counting = ScoreHistograms(scorings)
     for number, window in enumerate(texts):
-        windowed.hidden(window, counting)
+        windowed.start(window)
+        windowed.hidden(counting)
         progress("counting activations", number + 1, len(texts))
     return counting.found
 
@@ -69,17 +67,20 @@ def count_scores(
 def surprises(
     windowed: WindowedModel,
     texts: Sequence[Window],
-    rule: Recorded | None,
-    what: str,
+    rules: Sequence[Rule],
     progress: Progress,
-) -> list[float]:
-    """A token's mean -log p, by window."""
-    activations = None if rule is None else Masked(rule)
-    found: list[float] = []
-    for window in texts:
-        found.append(windowed.surprise(window, activations))
-        progress(what, len(found), len(texts))
-    return found
+) -> tuple[list[float], list[list[float]]]:
+    """A token's mean -log p, by window: without masks, and by rule."""
+    dense: list[float] = []
+    masked: list[list[float]] = [[] for _ in rules]
+    steps = len(texts) * (1 + len(rules))
+    for number, window in enumerate(texts):
+        windowed.start(window)
+        dense.append(windowed.surprise())
+        for done, (rule, found) in enumerate(zip(rules, masked, strict=True)):
+            found.append(windowed.surprise(Masked(rule)))
+            progress("scoring text", number * (1 + len(rules)) + done + 2, steps)
+    return dense, masked
 
 
 def calibrate(
@@ -98,11 +99,10 @@ def calibrate(
     """
     scoring = Scoring(windowed.model, scores)
     [histograms] = count_scores(windowed, [scoring], texts, progress)
-    [splits] = find_splits(windowed, scoring, histograms, texts, [target], progress)
+    [splits] = find_splits(windowed, scoring, histograms, texts[0], [target], progress)
     values = thresholds(histograms, splits)
     rule = Recorded(Thresholds(scoring, values))
-    dense = surprises(windowed, held_out, None, "perplexity without masks", progress)
-    sparse = surprises(windowed, held_out, rule, "perplexity with masks", progress)
+    dense, [sparse] = surprises(windowed, held_out, [rule], progress)
     growth = Growth.between(sparse, dense)
     return Calibration(
         format=FORMAT,

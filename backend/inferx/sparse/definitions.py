@@ -41,8 +41,8 @@ def masked_share(kept: Tensor) -> Tensor:
 def masked_energy(x: Tensor, kept: Tensor) -> Tensor:
     """rho, the share of sum(x^2) in channels that are not kept: [...]. Of zeros alone it is 0."""
     squares = x.float().square()
-    masked = squares.masked_fill(kept, 0).sum(-1)
-    return masked / squares.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+    total = squares.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+    return squares.mul_(~kept).sum(-1) / total
 
 
 def union_density(kept: Tensor) -> float:

@@ -73,27 +73,28 @@ class Evaluator:
         self, name: str, targets: Sequence[float], calibration: Calibration | None = None
     ) -> Evaluation:
         """targets: in rising order. Raises SparsityError where an activation is not finite."""
-        dense = surprises(self._windowed, self._held_out, None, "dense", self._progress)
-        points: list[Point] = []
-        uniform: dict[float, list[float]] = {}
-        for way, target, rule in self._rules(targets, calibration):
-            recorded = Recorded(rule)
-            what = f"{way}, {target:.0%}"
-            found = surprises(self._windowed, self._held_out, recorded, what, self._progress)
-            if way == "uniform":
-                uniform[target] = found
-            base = uniform.get(target) if way != "uniform" else None
-            points.append(
-                Point(
-                    way=way,
-                    target=target,
-                    reached=recorded.model_share(self._windowed.config),
-                    perplexity=math.exp(fmean(found)),
-                    change=Change.between(found, dense),
-                    from_uniform=Change.between(found, base) if base else None,
-                    surprises=found,
-                )
+        planned = [
+            (way, target, Recorded(rule)) for way, target, rule in self._rules(targets, calibration)
+        ]
+        rules = [rule for _, _, rule in planned]
+        dense, masked = surprises(self._windowed, self._held_out, rules, self._progress)
+        uniform = dict(zip(targets, masked, strict=False))
+        points = [
+            Point(
+                way=way,
+                target=target,
+                reached=rule.model_share(self._windowed.config),
+                perplexity=math.exp(fmean(found)),
+                change=Change.between(found, dense),
+                from_uniform=(
+                    Change.between(found, uniform[target])
+                    if way != "uniform" and target in uniform
+                    else None
+                ),
+                surprises=found,
             )
+            for (way, target, rule), found in zip(planned, masked, strict=True)
+        ]
         return Evaluation(
             model=name,
             dtype=self._windowed.dtype,
@@ -107,7 +108,7 @@ class Evaluator:
     def _rules(
         self, targets: Sequence[float], calibration: Calibration | None
     ) -> Iterator[tuple[Way, float, Rule]]:
-        """Uniform ones first: others are compared with them."""
+        """Uniform ones come first."""
         model, config = self._windowed.model, self._windowed.config
         plain, aware = Scoring(model, "magnitude"), Scoring(model, "weight-aware")
         histograms = count_scores(self._windowed, [plain, aware], self._texts, self._progress)
@@ -120,7 +121,7 @@ class Evaluator:
         ways: list[tuple[Way, Scoring]] = [("calibrated", plain), ("weight-aware", aware)]
         for (way, scoring), counted in zip(ways, histograms, strict=True):
             splits = find_splits(
-                self._windowed, scoring, counted, self._texts, targets, self._progress
+                self._windowed, scoring, counted, self._texts[0], targets, self._progress
             )
             for target, split in zip(targets, splits, strict=True):
                 yield way, target, Thresholds(scoring, thresholds(counted, split))

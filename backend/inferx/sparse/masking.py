@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-import torch
 from inferx_kernels import ops
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from inferx.model.config import ModelConfig
 from inferx.model.llama import LlamaForCausalLM
 from inferx.sparse.definitions import masked_energy, masked_share, threshold_mask, topk_mask
 from inferx.sparse.statistics import Moments, Summary
-from inferx.sparse.windows import CONTEXT
 
 Scores = Literal["magnitude", "weight-aware"]
 
@@ -126,6 +124,4 @@ class Masked:
         self._rule = rule
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
-        counted = x[CONTEXT:]
-        kept = self._rule(site, counted)
-        return torch.cat([x[:CONTEXT], counted.masked_fill(~kept, 0)])
+        return x * self._rule(site, x)

@@ -13,7 +13,7 @@ from inferx.model.activations import Projection, Site
 from inferx.sparse.definitions import sparsity
 from inferx.sparse.masking import Scoring, sites
 from inferx.sparse.statistics import Histogram, Moments, Summary
-from inferx.sparse.windows import CONTEXT, COUNTED, Window, WindowedModel
+from inferx.sparse.windows import COUNTED, Window, WindowedModel
 
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, of how many
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -45,7 +45,7 @@ class ScoreHistograms:
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
         for scoring, histograms in zip(self._scorings, self.found, strict=True):
-            histograms[site].add(scoring(site, x[CONTEXT:]))
+            histograms[site].add(scoring(site, x))
             _check_finite(histograms[site], site, x)
         return x
 
@@ -60,8 +60,7 @@ class Magnitudes:
         self._sparsities: dict[tuple[Site, float], Moments] = defaultdict(Moments)
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
-        counted = x[CONTEXT:]
-        magnitudes = counted.float().abs()
+        magnitudes = x.float().abs()
         self._histograms[site].add(magnitudes)
         _check_finite(self._histograms[site], site, x)
         self._moments[site].add(magnitudes)
@@ -88,7 +87,8 @@ def measure(
     """Raises SparsityError where an activation is not finite."""
     magnitudes = Magnitudes(thresholds)
     for number, window in enumerate(texts):
-        windowed.hidden(window, magnitudes)
+        windowed.start(window)
+        windowed.hidden(magnitudes)
         progress("measuring activations", number + 1, len(texts))
     found = [magnitudes.of(site) for site in sites(windowed.config)]
     return Measurement(name, windowed.dtype, COUNTED * len(texts), found)

@@ -14,7 +14,7 @@ from torch import Tensor
 from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.sparse.masking import Masked, Scoring, Thresholds, weight_shares
 from inferx.sparse.statistics import Histogram
-from inferx.sparse.windows import CONTEXT, Window, WindowedModel
+from inferx.sparse.windows import Window, WindowedModel
 
 STEP = 0.025  # of a layer's weights
 _MOST = 0.98  # of a product's channels
@@ -27,19 +27,20 @@ def layer_splits(
     windowed: WindowedModel,
     scoring: Scoring,
     histograms: Mapping[Site, Histogram],
-    texts: Sequence[Window],
+    window: Window,
     targets: Sequence[float],
 ) -> Iterator[list[Shares]]:
     """Yields the shares of one layer after another, at each of the targets: see `greedy_split`.
 
-    histograms: of the scores, by site; texts: what the layers' outputs are compared on.
+    histograms: of the scores, by site; window: what the layers' outputs are compared on.
     """
     saved = weight_shares(windowed.config)
-    inputs = [windowed.embed(window) for window in texts]
+    windowed.start(window)
+    x = windowed.embed()
     for index in range(windowed.config.num_layers):
-        layer = _LayerError(windowed, index, inputs, scoring, histograms)
+        layer = _LayerError(windowed, index, x, scoring, histograms)
         yield greedy_split(layer, saved, targets)
-        inputs = layer.outputs
+        x = layer.dense
 
 
 def greedy_split(
@@ -65,25 +66,25 @@ def greedy_split(
 
 
 class _LayerError:
-    """The squared distance of a layer's output from its dense one, over some windows."""
+    """The squared distance of a layer's output from its dense one."""
 
     def __init__(
         self,
         windowed: WindowedModel,
         index: int,
-        inputs: list[Tensor],
+        x: Tensor,
         scoring: Scoring,
         histograms: Mapping[Site, Histogram],
     ) -> None:
-        self._windowed, self._index, self._inputs = windowed, index, inputs
+        self._windowed, self._index, self._x = windowed, index, x
         self._scoring, self._histograms = scoring, histograms
-        self.outputs = [windowed.block(index, x) for x in inputs]
+        self.dense = windowed.block(index, x)
 
     def __call__(self, shares: Shares) -> float:
         values = thresholds(self._histograms, {self._index: shares})
         masked = Masked(Thresholds(self._scoring, values))
-        found = (self._windowed.block(self._index, x, masked) for x in self._inputs)
-        return sum(_distance(x, y) for x, y in zip(found, self.outputs, strict=True))
+        found = self._windowed.block(self._index, self._x, masked)
+        return (found - self.dense).float().square().sum().item()
 
 
 def thresholds(
@@ -95,7 +96,3 @@ def thresholds(
         for layer, by_projection in shares.items()
         for name, share in by_projection.items()
     }
-
-
-def _distance(x: Tensor, y: Tensor) -> float:
-    return (x - y)[CONTEXT:].float().square().sum().item()

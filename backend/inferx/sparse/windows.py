@@ -1,7 +1,8 @@
-"""A model over windows of text: prefills of one length, on the kernels' references.
+"""A model over windows of text, on the kernels' references.
 
 The first tokens of a window are its context. They stand for a prompt, whose prefill is dense: they
-are never masked, measured or scored. The rest of the window stands for decoded tokens.
+are never masked, measured or scored. The rest of the window stands for decoded tokens; it is
+computed at once, which gives each of them what it would get alone.
 """
 
 from __future__ import annotations
@@ -64,57 +65,74 @@ def data_hash(texts: Sequence[Window]) -> str:
 
 
 class WindowedModel:
-    """A Llama-like model that computes one window at a time."""
+    """A Llama-like model that computes one window at a time: `start` comes first."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         assert isinstance(loaded.model, LlamaForCausalLM)
         self.model = loaded.model
         self.config = loaded.config
         self.dtype = dtype_name(loaded.dtype)
-        self.device = device = loaded.device
+        self._device = loaded.device
         shape = (1, WINDOW, self.config.num_kv_heads, self.config.head_dim)
-        # A layer reads what it wrote just before, so that all can share one page
-        self._kv = KVCache(
-            *(torch.zeros(shape, dtype=loaded.kv_dtype, device=device) for _ in "kv")
+        self._kv = [
+            KVCache(
+                *(torch.zeros(shape, dtype=loaded.kv_dtype, device=self._device) for _ in range(2))
+            )
+            for _ in range(self.config.num_layers)
+        ]
+        self._context = self._batch(0, CONTEXT)
+        self._counted = self._batch(CONTEXT, WINDOW)
+        self._tokens: Window = []
+
+    def _batch(self, start: int, end: int) -> ForwardBatch:
+        """A window's tokens from start to end; their ids are still to come."""
+        places = torch.arange(start, end, device=self._device)
+        ends = [[0, end - start], [end]]
+        query_start, seq_lens = (
+            torch.tensor(numbers, dtype=torch.int32, device=self._device) for numbers in ends
         )
-        places = torch.arange(WINDOW, device=device)
-        length = torch.tensor([WINDOW], dtype=torch.int32, device=device)
-        self._batch = ForwardBatch(
+        return ForwardBatch(
             token_ids=places,
             positions=places,
             slot_mapping=places,
-            query_start=torch.tensor([0, WINDOW], dtype=torch.int32, device=device),
-            seq_lens=length,
-            block_table=torch.zeros(1, 1, dtype=torch.int32, device=device),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_table=torch.zeros(1, 1, dtype=torch.int32, device=self._device),
             logits_indices=places,
             num_decodes=0,
-            max_query_len=WINDOW,
-            max_seq_len=WINDOW,
+            max_query_len=end - start,
+            max_seq_len=end,
         )
 
     @torch.inference_mode()
-    def hidden(self, window: Window, activations: Activations | None = None) -> Tensor:
-        """The final norm's output: [WINDOW, hidden_size]."""
-        ids = torch.tensor(window, device=self.device)
-        batch = self._batch._replace(token_ids=ids)
-        return self.model.forward(batch, [self._kv] * self.config.num_layers, activations)
+    def start(self, window: Window) -> None:
+        """Computes the window's context; what follows is about the rest of it."""
+        ids = torch.tensor(window, device=self._device)
+        self._tokens = window[CONTEXT:]
+        self._counted = self._counted._replace(token_ids=ids[CONTEXT:])
+        self.model.forward(self._context._replace(token_ids=ids[:CONTEXT]), self._kv)
 
     @torch.inference_mode()
-    def surprise(self, window: Window, activations: Activations | None = None) -> float:
-        """The mean -log p of the tokens that follow counted ones."""
-        hidden = self.hidden(window, activations)[CONTEXT:]
-        return surprise(hidden, self.model.logits, window[CONTEXT:]) / (COUNTED - 1)
+    def hidden(self, activations: Activations | None = None) -> Tensor:
+        """The final norm's output: [COUNTED, hidden_size]."""
+        return self.model.forward(self._counted, self._kv, activations)
 
-    def embed(self, window: Window) -> Tensor:
-        """What the first layer gets: [WINDOW, hidden_size]."""
-        return self.model.embed_tokens(torch.tensor(window, device=self.device))
+    @torch.inference_mode()
+    def surprise(self, activations: Activations | None = None) -> float:
+        """The mean -log p of the tokens that follow counted ones."""
+        hidden = self.hidden(activations)
+        return surprise(hidden, self.model.logits, self._tokens) / (COUNTED - 1)
+
+    def embed(self) -> Tensor:
+        """What the first layer gets: [COUNTED, hidden_size]."""
+        return self.model.embed_tokens(self._counted.token_ids)
 
     @torch.inference_mode()
     def block(self, index: int, x: Tensor, activations: Activations | None = None) -> Tensor:
-        """One layer with its norms and residual additions, on [WINDOW, hidden_size]."""
-        layer = self.model.layers[index]
-        step = self.model.step(self._batch, self._kv, activations)
+        """One layer with its norms and residual additions, on [COUNTED, hidden_size]."""
+        layer, kv = self.model.layers[index], self._kv[index]
+        step = self.model.step(self._counted, kv, activations)
         residual = x.clone()
-        attended = layer.attention(layer.input_norm(x), step, self._kv)
+        attended = layer.attention(layer.input_norm(x), step, kv)
         normed = layer.post_attention_norm.add(attended, residual)
         return residual.add_(layer.mlp(normed, step))
