@@ -94,8 +94,8 @@ def test_a_target_that_evaluate_does_not_take_is_refused(model, given):
 def test_a_model_without_a_fused_implementation_is_refused(tmp_path):
     make_tiny_model(tmp_path, "gpt2")
     assert refusal("measure", tmp_path) == (
-        f"model '{tmp_path}': it is a GPT2LMHeadModel, and sparsity is known of Llama-like models "
-        "only: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+        f"model '{tmp_path.name}': it is a GPT2LMHeadModel, and sparsity is known of Llama-like "
+        "models only: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
     )
 
 

@@ -58,7 +58,8 @@ def load(model: str, text: Path | None, *, device: str, dtype: str) -> Loaded:
     content = _read(text)
     with _console.status(f"loading {escape(model)}"):
         found = resolve(config.model, roots=roots or [Path.cwd()])
-        source = found._replace(name=model)
+        # The name goes into calibration files, which servers quote: never a path
+        source = found._replace(name=found.path.name if Path(model).exists() else model)
         architecture = load_config(source).architecture
         if architecture not in FUSED_ARCHITECTURES:
             raise load_error(
