@@ -26,6 +26,7 @@ from inferx.sparse.fingerprint import model_fingerprint
 from inferx.sparse.masking import Masked, Recorded, Scoring, Thresholds, TopK, weight_shares
 from inferx.sparse.measuring import ScoreHistograms, measure
 from inferx.sparse.search import STEP, greedy_split
+from inferx.sparse.statistics import Summary
 from inferx.sparse.windows import CONTEXT, COUNTED, WINDOW, Text, WindowedModel
 from inferx.text.tokenizer import Tokenizer
 from paged import PagedRun
@@ -94,7 +95,7 @@ def test_masks_are_applied_and_recorded():
     rule = Recorded(TopK(0.75))
     kept = Masked(rule)(Site(0, "qkv"), torch.ones(3, 64))
     assert kept.sum(-1).tolist() == [16.0] * 3
-    assert rule.share(Site(0, "qkv")) == (0.75, 0.0)
+    assert rule.share(Site(0, "qkv")) == Summary(0.75, 0.0)
     assert rule.energy(Site(0, "qkv")).mean == pytest.approx(0.75)
 
 
@@ -142,7 +143,7 @@ def test_a_windows_context_is_dense_whatever_is_masked_behind_it(tiny, text):
     assert windowed.surprise() == before
     windowed.start(second)
     assert windowed.surprise() != before
-    assert seen.share(Site(1, "down")) == (1.0, 0.0)
+    assert seen.share(Site(1, "down")) == Summary(1.0, 0.0)
 
 
 def test_a_window_gives_what_the_whole_of_it_gives_at_once(tiny, text):
@@ -204,7 +205,7 @@ def test_measure_has_a_row_for_each_product_with_s_at_each_threshold(tiny, text)
         quantiles = list(site.quantiles.values())
         assert quantiles == sorted(quantiles)
         assert site.sparsity["0.0"].mean < site.sparsity["0.5"].mean < 1
-        assert site.sparsity["1000000.0"] == (1.0, 0.0)
+        assert site.sparsity["1000000.0"] == Summary(1.0, 0.0)
 
 
 def test_a_calibration_reaches_its_target_and_says_what_it_costs(tiny, calibration):

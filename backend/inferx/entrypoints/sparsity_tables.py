@@ -24,7 +24,9 @@ def show_measurement(found: Measurement) -> None:
         table.add_row(
             str(site.layer),
             site.projection,
-            *(f"{value:.4g}" for value in (*site.magnitude, *site.quantiles.values())),
+            f"{site.magnitude.mean:.4g}",
+            f"{site.magnitude.deviation:.4g}",
+            *(f"{value:.4g}" for value in site.quantiles.values()),
             *map(_share, site.sparsity.values()),
         )
     title = f"{found.model}, {found.dtype}, {found.num_tokens} tokens: |x| of the products' inputs"

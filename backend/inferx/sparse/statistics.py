@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -14,7 +14,7 @@ _NUM_BINS = 1 << 15
 _FIRST_NOT_FINITE = 0x7F80
 
 
-class Summary(NamedTuple):
+class Summary(msgspec.Struct, frozen=True):
     mean: float
     deviation: float  # the population's
 
