@@ -313,6 +313,7 @@ def test_a_curve_has_a_point_for_each_way_and_target(tiny, text, calibration):
         assert point.reached == pytest.approx(point.target, abs=0.05)
         assert point.change.low < point.change.mean < point.change.high
         assert (point.from_uniform is None) == (point.way == "uniform")
+        assert (point.from_topk is None) == (point.way == "top-k")
     # the file was found on the same windows as the weight-aware thresholds
     aware, file = found.points[6], found.points[8]
     assert file.surprises == aware.surprises

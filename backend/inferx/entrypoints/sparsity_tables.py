@@ -55,7 +55,9 @@ def show_calibration(found: Calibration) -> None:
 
 
 def show_evaluation(found: Evaluation) -> None:
-    table = _table("way", "target", "reached", "perplexity", "from dense", "from uniform")
+    table = _table(
+        "way", "target", "reached", "perplexity", "from dense", "from uniform", "from top-k"
+    )
     for point in found.points:
         table.add_row(
             point.way,
@@ -64,6 +66,7 @@ def show_evaluation(found: Evaluation) -> None:
             f"{point.perplexity:.3f}",
             _change(point.change),
             _change(point.from_uniform),
+            _change(point.from_topk),
         )
     title = (
         f"{found.model}, {found.dtype}, {found.num_tokens} held-out tokens: dense perplexity "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -42,7 +42,8 @@ class Point(msgspec.Struct, frozen=True):
     reached: float  # and the share that it did not
     perplexity: float
     change: Change  # from dense
-    from_uniform: Change | None  # at the same target
+    from_uniform: Change | None  # from uniform thresholds of the same target
+    from_topk: Change | None
     surprises: list[float]  # by window: a token's mean -log p
 
 
@@ -54,6 +55,12 @@ class Evaluation(msgspec.Struct, frozen=True):
     perplexity: float  # dense
     surprises: list[float]
     points: list[Point]
+
+
+class _Planned(NamedTuple):
+    way: Way
+    target: float
+    rule: Recorded
 
 
 class Evaluator:
@@ -74,26 +81,24 @@ class Evaluator:
     ) -> Evaluation:
         """targets: in rising order. Raises SparsityError where an activation is not finite."""
         planned = [
-            (way, target, Recorded(rule)) for way, target, rule in self._rules(targets, calibration)
+            _Planned(way, target, Recorded(rule))
+            for way, target, rule in self._rules(targets, calibration)
         ]
-        rules = [rule for _, _, rule in planned]
+        rules = [one.rule for one in planned]
         dense, masked = surprises(self._windowed, self._held_out, rules, self._progress)
-        uniform = dict(zip(targets, masked, strict=False))
+        by_plan = {(p.way, p.target): found for p, found in zip(planned, masked, strict=True)}
         points = [
             Point(
-                way=way,
-                target=target,
-                reached=rule.model_share(self._windowed.config),
+                way=one.way,
+                target=one.target,
+                reached=one.rule.model_share(self._windowed.config),
                 perplexity=math.exp(fmean(found)),
                 change=Change.between(found, dense),
-                from_uniform=(
-                    Change.between(found, uniform[target])
-                    if way != "uniform" and target in uniform
-                    else None
-                ),
+                from_uniform=_from(by_plan.get(("uniform", one.target)), found),
+                from_topk=_from(by_plan.get(("top-k", one.target)), found),
                 surprises=found,
             )
-            for (way, target, rule), found in zip(planned, masked, strict=True)
+            for one, found in zip(planned, masked, strict=True)
         ]
         return Evaluation(
             model=name,
@@ -108,7 +113,6 @@ class Evaluator:
     def _rules(
         self, targets: Sequence[float], calibration: Calibration | None
     ) -> Iterator[tuple[Way, float, Rule]]:
-        """Uniform ones come first."""
         model, config = self._windowed.model, self._windowed.config
         plain, aware = Scoring(model, "magnitude"), Scoring(model, "weight-aware")
         histograms = count_scores(self._windowed, [plain, aware], self._texts, self._progress)
@@ -128,3 +132,7 @@ class Evaluator:
         if calibration is not None:
             scoring = plain if calibration.scores == "magnitude" else aware
             yield "file", calibration.target, Thresholds(scoring, calibration.thresholds)
+
+
+def _from(base: list[float] | None, found: list[float]) -> Change | None:
+    return None if base is None or base is found else Change.between(found, base)
