@@ -1,4 +1,4 @@
-"""inferx serve | generate | chat | bench | convert | memory | doctor"""
+"""inferx serve | generate | chat | bench | convert | memory | sparsity | doctor"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from inferx.entrypoints import api_server
+from inferx.entrypoints import api_server, sparsity
 from inferx.entrypoints.bench_command import bench_command
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
 from inferx.entrypoints.sampling_options import with_sampling
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="LLM serving through NVIDIA Triton: continuous batching over a paged KV cache.",
 )
+app.add_typer(sparsity.app, name="sparsity")
 
 Model = Annotated[
     str,

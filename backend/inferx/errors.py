@@ -26,6 +26,10 @@ class ModelLoadError(InferxError):
     """A model folder is missing, damaged, unsupported or too large."""
 
 
+class SparsityError(InferxError):
+    """A text, a calibration file or an output that the sparsity tools cannot work with."""
+
+
 class RequestError(InferxError):
     """Ends one request and nothing else. `status` is a Triton status name."""
 

@@ -45,6 +45,19 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     return by_tiles(lambda tile: _linear(tile, packed), x)
 
 
+def column_norms(packed: PackedLinear) -> Tensor:
+    """The Euclidean norm of each input feature's weights: [in_features] fp32."""
+    weight = packed.weight.to_dense() if packed.is_blocked else packed.weight
+    squares = torch.zeros(weight.shape[1], dtype=torch.float32, device=weight.device)
+    step = max(1, _PIECE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        rows = weight[start : start + step].float()
+        if packed.weight_scale is not None:
+            rows.mul_(packed.weight_scale[start : start + step].unsqueeze(-1))
+        squares += rows.square().sum(0)
+    return squares.sqrt()
+
+
 def _linear(x: Tensor, packed: PackedLinear) -> Tensor:
     if not packed.is_blocked:
         return F.linear(x, packed.weight, packed.bias)

@@ -13,7 +13,7 @@ from inferx_kernels.attention_plan import AttentionPlan, plan_attention
 from inferx_kernels.fp8 import concatenate, quantize_weight, requantize_weight
 from inferx_kernels.invariance import use_batch_invariant
 from inferx_kernels.kv_cache import copy_pages, write_kv
-from inferx_kernels.linear import PackedLinear, linear, pack_linear
+from inferx_kernels.linear import PackedLinear, column_norms, linear, pack_linear
 from inferx_kernels.norm import add_rms_norm, rms_norm
 from inferx_kernels.philox import uniform
 from inferx_kernels.rope import Rotation, apply_rope, plan_rope
@@ -36,6 +36,7 @@ __all__ = [
     "apply_penalties",
     "apply_rope",
     "chosen_logprobs",
+    "column_norms",
     "concatenate",
     "copy_pages",
     "draw",

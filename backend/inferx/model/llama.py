@@ -13,18 +13,26 @@ import torch
 from inferx_kernels import ops
 from torch import Tensor
 
+from inferx.model.activations import PROJECTIONS, Activations, Projection, Site
 from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.config import GATE_UP, QKV, ModelConfig
 from inferx.model.layers import Embedding, Linear, RMSNorm
 from inferx.model.rope import rope_frequencies
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """What all layers of a step share."""
 
     rotation: ops.Rotation
     slot_mapping: Tensor
     attention: dict[int | None, ops.AttentionPlan]  # by sliding window
+    activations: Activations | None = None
+
+    def input(self, layer: int, projection: Projection, x: Tensor) -> Tensor:
+        """What a product multiplies, where x is what it would have multiplied."""
+        if self.activations is None:
+            return x
+        return self.activations(Site(layer, projection), x)
 
 
 class LlamaForCausalLM:
@@ -41,22 +49,31 @@ class LlamaForCausalLM:
         self.norm = _norm(config, dtype, device)
         self.lm_head = Linear(bias=False, dtype=dtype, device=device)
 
-    def forward(self, batch: ForwardBatch, kv: list[KVCache]) -> Tensor:
-        """Writes the step's K and V; returns the final norm's output [num_tokens, hidden]."""
-        rotation = self.rotation(batch.positions)
-        windows = {layer.sliding_window for layer in self.layers}
-        plans = {window: self._plan(batch, kv[0], window) for window in windows}
-        step = _Step(rotation, batch.slot_mapping, plans)
+    def forward(
+        self, batch: ForwardBatch, kv: list[KVCache], activations: Activations | None = None
+    ) -> Tensor:
+        """Writes the step's K and V; returns the final norm's output [num_tokens, hidden].
 
+        `activations` sees, and may replace, the input of every product but the head's.
+        """
+        step = self.step(batch, kv[0], activations)
         residual = self.embed_tokens(batch.token_ids)
         x = self.layers[0].input_norm(residual)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         for layer, cache, next_norm in zip(self.layers, kv, next_norms, strict=True):
             x = layer.attention(x, step, cache)
             x = layer.post_attention_norm.add(x, residual)
-            x = layer.mlp(x)
+            x = layer.mlp(x, step)
             x = next_norm.add(x, residual)
         return x
+
+    def step(
+        self, batch: ForwardBatch, kv: KVCache, activations: Activations | None = None
+    ) -> Step:
+        """What the layers' methods take; kv: any layer's pages, for their shape."""
+        windows = {layer.sliding_window for layer in self.layers}
+        plans = {window: self._plan(batch, kv, window) for window in windows}
+        return Step(self.rotation(batch.positions), batch.slot_mapping, plans, activations)
 
     def rotation(self, positions: Tensor) -> ops.Rotation:
         """positions: [num_tokens] int64."""
@@ -102,6 +119,7 @@ class Layer:
     def __init__(
         self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self._index = index
         self._heads, self._kv_heads = config.num_heads, config.num_kv_heads
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
@@ -131,8 +149,9 @@ class Layer:
         self.gate_up_proj = linear(*GATE_UP, bias=config.mlp_bias)
         self.down_proj = linear("mlp.down_proj", bias=config.mlp_bias)
 
-    def attention(self, x: Tensor, step: _Step, kv: KVCache) -> Tensor:
+    def attention(self, x: Tensor, step: Step, kv: KVCache) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
+        x = step.input(self._index, "qkv", x)
         qkv = self.qkv_proj(x).view(len(x), -1, self._head_dim)
         qk, v = qkv.split([self._heads + self._kv_heads, self._kv_heads], dim=1)
         if self.qk_norm is not None:
@@ -141,10 +160,22 @@ class Layer:
         ops.write_kv(k, v, kv.k, kv.v, step.slot_mapping)
         plan = step.attention[self.sliding_window]
         out = ops.paged_attention(q, kv.k, kv.v, plan, self._scale)
-        return self.o_proj(out.flatten(1))
+        return self.o_proj(step.input(self._index, "o", out.flatten(1)))
 
-    def mlp(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+    def mlp(self, x: Tensor, step: Step) -> Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]."""
+        gated = ops.silu_mul(self.gate_up_proj(step.input(self._index, "gate_up", x)))
+        return self.down_proj(step.input(self._index, "down", gated))
+
+    def products(self) -> dict[Projection, Linear]:
+        """The layer's products by their projection."""
+        return dict(
+            zip(
+                PROJECTIONS,
+                (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj),
+                strict=True,
+            )
+        )
 
     def load(self, module: str, kind: str, tensor: Tensor) -> None:
         match module:

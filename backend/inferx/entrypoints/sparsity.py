@@ -1,0 +1,206 @@
+"""inferx sparsity measure | calibrate | evaluate"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+
+from inferx.errors import SparsityError
+
+if TYPE_CHECKING:  # these load torch
+    from inferx.entrypoints.sparsity_tools import Loaded
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="How sparse a model's activations are, and what leaving them out costs.",
+)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="a folder, a .gguf file, a hub id, or package:NAME for one in a Python package",
+        show_default=False,
+    ),
+]
+TextFile = Annotated[
+    Path | None, typer.Option("--text", help="UTF-8; Python's documentation if not given")
+]
+Tokens = Annotated[int, typer.Option(min=1, help="tokens to count, at least")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the model runs")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "fp8"],
+    typer.Option(help="of weights and activations; auto takes what is fast on the device"),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="a file for all figures")]
+Picture = Annotated[Path | None, typer.Option(help="a .png or .svg file")]
+ScoresOption = Annotated[
+    Literal["magnitude", "weight-aware"],
+    typer.Option(help="what channels are ranked by: |x|, or |x| times their weights' norm"),
+]
+
+
+@app.command("measure")
+def measure_command(
+    model: Model,
+    *,
+    tau: Annotated[
+        list[float] | None,
+        typer.Option(help="count |x| up to this; repeatable; 1e-6 and 0.1 if not given"),
+    ] = None,
+    text: TextFile = None,
+    tokens: Tokens = 10_000,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    json: Json = None,
+    picture: Picture = None,
+) -> None:
+    """Measure the inputs of every layer's products on a text."""
+    thresholds = sorted(set(tau or (1e-6, 0.1)))
+    if not all(0 <= threshold < float("inf") for threshold in thresholds):
+        raise SparsityError("--tau is a magnitude: give a number that is at least 0")
+    _check_outputs(json, picture)
+    from inferx.entrypoints import sparsity_pictures, sparsity_tables
+    from inferx.sparse.measuring import measure
+
+    loaded = _load(model, text, device, dtype)
+    texts = loaded.text.whole(tokens)
+    with loaded.progress() as progress:
+        found = measure(loaded.windowed, loaded.source.label, texts, thresholds, progress)
+    sparsity_tables.show_measurement(found)
+    _write_json(found, json)
+    if picture is not None:
+        sparsity_pictures.draw_measurement(found, picture)
+
+
+@app.command("calibrate")
+def calibrate_command(
+    model: Model,
+    *,
+    target: Annotated[
+        float, typer.Option(help="share of the weights to leave unread: 0.25, 0.4 or 0.5")
+    ],
+    scores: ScoresOption = "weight-aware",
+    output: Annotated[
+        Path | None, typer.Option(help="the calibration file; beside the model if not given")
+    ] = None,
+    text: TextFile = None,
+    tokens: Tokens = 10_000,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Find the thresholds that leave a share of the weights unread.
+
+    They are found on the first half of the text, and judged on the second.
+    """
+    from inferx.entrypoints import sparsity_tables
+    from inferx.sparse.calibrating import TARGETS, calibrate
+    from inferx.sparse.calibration import default_path, save_calibration
+
+    if target not in TARGETS:
+        known = ", ".join(map(str, TARGETS))
+        raise SparsityError(f"--target is {target:g}, and is one of {known}")
+    _check_folder("--output", output)
+    loaded = _load(model, text, device, dtype)
+    path = output or default_path(loaded.source, target, scores)
+    _check_writable(path)
+    texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
+    with loaded.progress() as progress:
+        found = calibrate(
+            loaded.windowed,
+            loaded.source,
+            target=target,
+            scores=scores,
+            texts=texts,
+            held_out=held_out,
+            progress=progress,
+        )
+    save_calibration(found, path)
+    sparsity_tables.show_calibration(found)
+    typer.echo(f"wrote {path}")
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Model,
+    *,
+    target: Annotated[
+        list[float] | None,
+        typer.Option(help="up to 0.65; repeatable; 0.25, 0.4, 0.5 and 0.65 if not given"),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="a calibration file to score beside the others")
+    ] = None,
+    text: TextFile = None,
+    tokens: Tokens = 10_000,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    json: Json = None,
+    picture: Picture = None,
+) -> None:
+    """Draw perplexity against sparsity, for four ways to choose what is left out.
+
+    Thresholds are found on the first half of the text; the second is scored.
+    """
+    _check_outputs(json, picture)
+    from inferx.entrypoints import sparsity_pictures, sparsity_tables
+    from inferx.sparse.calibration import load_calibration
+    from inferx.sparse.evaluating import MAX_TARGET, TARGETS, Evaluator
+
+    targets = sorted(set(target or TARGETS))
+    for wrong in (target for target in targets if not 0 < target <= MAX_TARGET):
+        raise SparsityError(f"--target is {wrong:g}, and is a share: above 0, up to {MAX_TARGET}")
+    loaded = _load(model, text, device, dtype)
+    given = (
+        load_calibration(calibration, loaded.source, loaded.windowed.config)
+        if calibration is not None
+        else None
+    )
+    texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
+    with loaded.progress() as progress:
+        evaluator = Evaluator(loaded.windowed, texts, held_out, progress)
+        found = evaluator.curve(loaded.source.label, targets, given)
+    sparsity_tables.show_evaluation(found)
+    _write_json(found, json)
+    if picture is not None:
+        sparsity_pictures.draw_evaluation(found, picture)
+
+
+def _load(model: str, text: Path | None, device: str, dtype: str) -> Loaded:
+    from inferx.entrypoints.sparsity_tools import load
+
+    return load(model, text, device=device, dtype=dtype)
+
+
+def _check_outputs(json: Path | None, picture: Path | None) -> None:
+    """Before minutes of work, not after. Raises SparsityError."""
+    _check_folder("--json", json)
+    _check_folder("--picture", picture)
+    if picture is not None:
+        from inferx.entrypoints.sparsity_pictures import check_picture
+
+        check_picture(picture)
+
+
+def _check_folder(option: str, path: Path | None) -> None:
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise SparsityError(f"{option} is {str(path)!r}: give a file in a folder that exists")
+
+
+def _check_writable(path: Path) -> None:
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SparsityError(f"the file {str(path)!r} cannot be written: name another with --output")
+
+
+def _write_json(found: object, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    except OSError as error:
+        raise SparsityError(
+            f"the file {str(path)!r} cannot be written ({error.strerror}): name another"
+        ) from None

@@ -1,0 +1,98 @@
+"""How much of a model's sparsity each product of a layer takes.
+
+TEAL's greedy search (arXiv 2408.14690, algorithm 1): in every step each product in turn is made
+sparser by what saves the same number of weights, and the one that changes the layer's output
+least keeps it. Layers are searched one after another, each on the dense output of those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from inferx.model.activations import PROJECTIONS, Projection, Site
+from inferx.sparse.masking import Masked, Scoring, Thresholds, weight_shares
+from inferx.sparse.statistics import Histogram
+from inferx.sparse.windows import Window, WindowedModel
+
+STEP = 0.025  # of a layer's weights
+_MOST = 0.98  # of a product's channels
+_ROUNDING = 1e-9
+
+Shares = dict[Projection, float]  # of channels, masked
+
+
+def layer_splits(
+    windowed: WindowedModel,
+    scoring: Scoring,
+    histograms: Mapping[Site, Histogram],
+    window: Window,
+    targets: Sequence[float],
+) -> Iterator[list[Shares]]:
+    """Yields the shares of one layer after another, at each of the targets: see `greedy_split`.
+
+    histograms: of the scores, by site; window: what the layers' outputs are compared on.
+    """
+    saved = weight_shares(windowed.config)
+    windowed.start(window)
+    x = windowed.embed()
+    for index in range(windowed.config.num_layers):
+        layer = _LayerError(windowed, index, x, scoring, histograms)
+        yield greedy_split(layer, saved, targets)
+        x = layer.dense
+
+
+def greedy_split(
+    error: Callable[[Shares], float], saved: Mapping[Projection, float], targets: Sequence[float]
+) -> list[Shares]:
+    """The shares with which a layer reaches each target: a share of its weights that is not read.
+
+    error: what some shares do to the layer's output; saved: each product's part of the layer's
+    weights; targets: in rising order, up to 0.65. Each step but the last before a target is STEP.
+    """
+    shares: Shares = dict.fromkeys(PROJECTIONS, 0.0)
+    total = 0.0
+    found: list[Shares] = []
+    for target in targets:
+        while target - total > _ROUNDING:
+            step = min(STEP, target - total)
+            sparser = [(name, shares[name] + step / saved[name]) for name in PROJECTIONS]
+            trials = [{**shares, name: share} for name, share in sparser if share <= _MOST]
+            shares = min(trials, key=error)
+            total += step
+        found.append(shares)
+    return found
+
+
+class _LayerError:
+    """The squared distance of a layer's output from its dense one."""
+
+    def __init__(
+        self,
+        windowed: WindowedModel,
+        index: int,
+        x: Tensor,
+        scoring: Scoring,
+        histograms: Mapping[Site, Histogram],
+    ) -> None:
+        self._windowed, self._index, self._x = windowed, index, x
+        self._scoring, self._histograms = scoring, histograms
+        self.dense = windowed.block(index, x)
+
+    def __call__(self, shares: Shares) -> float:
+        values = thresholds(self._histograms, {self._index: shares})
+        masked = Masked(Thresholds(self._scoring, values))
+        found = self._windowed.block(self._index, self._x, masked)
+        return (found - self.dense).float().square().sum().item()
+
+
+def thresholds(
+    histograms: Mapping[Site, Histogram], shares: Mapping[int, Shares]
+) -> dict[Site, float]:
+    """By site, of scores; shares: by layer."""
+    return {
+        Site(layer, name): histograms[Site(layer, name)].threshold(share)
+        for layer, by_projection in shares.items()
+        for name, share in by_projection.items()
+    }

@@ -1,0 +1,131 @@
+"""inferx sparsity, as it is typed: what it writes, and one sentence for each wrong use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from inferx.cli import app
+from inferx.errors import InferxError
+from tiny_models import make_tiny_model
+from typer.testing import CliRunner
+
+TOKENS = ["--tokens", "500", "--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(chr(97 + (n * n) % 23) for n in range(2 * 2 * 512)))
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["sparsity", *map(str, arguments)])
+    assert result.exception is None, result.exception
+    return result.stdout
+
+
+def refusal(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["sparsity", *map(str, arguments)])
+    assert isinstance(result.exception, InferxError), result.output
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_measure_writes_a_table_json_and_a_picture(model, text, tmp_path, kind):
+    picture, figures = tmp_path / f"s.{kind}", tmp_path / "s.json"
+    out = run("measure", model, "--text", text, *TOKENS, "--tau", 0.5, "--tau", 2,
+              "--json", figures, "--picture", picture)  # fmt: skip
+    assert len(out.splitlines()) == 2 + 8
+    assert "S(0.5)" in out
+    found = json.loads(figures.read_text())
+    assert found["num_tokens"] == 768
+    assert list(found["sites"][0]["sparsity"]) == ["0.5", "2.0"]
+    start = {"png": b"\x89PNG", "svg": b"<?xml"}[kind]
+    assert picture.read_bytes().startswith(start)
+
+
+def test_calibrate_writes_what_evaluate_takes(model, text, tmp_path):
+    out = run("calibrate", model, "--target", 0.25, "--text", text, *TOKENS)
+    written = model / "sparsity-25-weight-aware.json"
+    assert out.splitlines()[-1] == f"wrote {written}"
+    assert "of the layers' weights unread (target 25%); perplexity on 766 held-out tokens" in out
+    curve = tmp_path / "curve.png"
+    out = run("evaluate", model, "--text", text, *TOKENS, "--target", 0.25, "--calibration",
+              written, "--json", tmp_path / "e.json", "--picture", curve)  # fmt: skip
+    ways = [line.split()[0] for line in out.splitlines()[2:]]
+    assert ways == ["uniform", "top-k", "calibrated", "weight-aware", "file"]
+    assert curve.stat().st_size > 0
+    points = json.loads((tmp_path / "e.json").read_text())["points"]
+    assert points[3]["perplexity"] == points[4]["perplexity"]
+
+
+def test_a_text_that_is_too_short_is_refused(model, text):
+    assert refusal("calibrate", model, "--target", 0.25, "--text", text, "--tokens", 1000) == (
+        "half of the text 'text.txt' has 2 windows of 512 tokens, and 1000 tokens to count take 3: "
+        "give a longer text, or lower --tokens"
+    )
+
+
+@pytest.mark.parametrize(("given", "shown"), [("0.3", "0.3"), ("25", "25"), ("nan", "nan")])
+def test_a_target_that_calibrate_does_not_know_is_refused(model, given, shown):
+    assert refusal("calibrate", model, "--target", given) == (
+        f"--target is {shown}, and is one of 0.25, 0.4, 0.5"
+    )
+
+
+@pytest.mark.parametrize("given", ["0", "0.7", "nan"])
+def test_a_target_that_evaluate_does_not_take_is_refused(model, given):
+    assert refusal("evaluate", model, "--target", given) == (
+        f"--target is {given}, and is a share: above 0, up to 0.65"
+    )
+
+
+def test_a_model_without_a_fused_implementation_is_refused(tmp_path):
+    make_tiny_model(tmp_path, "gpt2")
+    assert refusal("measure", tmp_path) == (
+        f"model '{tmp_path.name}': it is a GPT2LMHeadModel, and sparsity is known of Llama-like "
+        "models only: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    )
+
+
+def test_a_text_that_cannot_be_read_is_refused(model, tmp_path):
+    missing, latin = tmp_path / "missing.txt", tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9")
+    assert refusal("measure", model, "--text", missing) == (
+        f"the text '{missing}' cannot be read: No such file or directory"
+    )
+    assert refusal("measure", model, "--text", latin) == (
+        f"the text '{latin}' is not UTF-8: convert it first"
+    )
+
+
+def test_outputs_are_checked_before_the_work(model, tmp_path, monkeypatch):
+    nowhere = tmp_path / "nowhere" / "s.json"
+    assert refusal("measure", model, "--json", nowhere) == (
+        f"--json is '{nowhere}': give a file in a folder that exists"
+    )
+    assert refusal("measure", model, "--picture", tmp_path / "s.gif") == (
+        "--picture is 's.gif', and ends in .png or .svg"
+    )
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert refusal("measure", model, "--picture", tmp_path / "s.png") == (
+        "--picture needs matplotlib, which is not installed: pip install -e '.[report]'"
+    )
+
+
+@pytest.mark.parametrize("tau", ["-1", "nan", "inf"])
+def test_a_threshold_that_is_no_magnitude_is_refused(model, tau):
+    assert refusal("measure", model, f"--tau={tau}") == (
+        "--tau is a magnitude: give a number that is at least 0"
+    )
