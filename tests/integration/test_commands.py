@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from inferx.triton.server import write_model_repository
+from tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 INFERX = [sys.executable, "-c", "from inferx.cli import main; main()"]
@@ -225,3 +226,25 @@ def test_an_interrupt_ends_the_answer_and_not_the_conversation() -> None:
     _, errors = program.communicate(timeout=30)  # the end of input
     assert program.returncode == 0
     assert errors.count(b"interrupted") == 2
+
+
+def test_memory_is_printed_by_stage_and_drawn(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "tiny")
+    pictures = [tmp_path / "memory.png", tmp_path / "memory.svg"]
+    drawn = [f"--picture={picture}" for picture in pictures]
+    load = ["--requests=2", "--prompt-tokens=8", "--output-tokens=2"]
+    done = run(*INFERX, "memory", str(tmp_path / "tiny"), *load, *drawn, "--device=cpu")
+    assert done.returncode == 0, done.stderr
+    heading, *rows, end, _ = done.stdout.splitlines()
+    assert heading.split() == ["stage", "seconds", "peak", "MiB", "resident", "MiB"]
+    stages = ["before", "imports", "config", "weights", "kv_cache", "warm_up", "load"]
+    assert [row.split()[0] for row in rows] == stages
+    assert re.fullmatch(r"peak [\d,]+ MiB, resident in the end [\d,]+ MiB: ratio [01]\.\d\d", end)
+    assert all(picture.stat().st_size > 5000 for picture in pictures)
+
+
+def test_memory_refuses_a_load_that_the_model_cannot_take(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "tiny")
+    done = run(*INFERX, "memory", str(tmp_path / "tiny"), "--prompt-tokens=100000", "--device=cpu")
+    assert done.returncode == 1
+    assert re.fullmatch(r"inferx: the prompt has 100000 tokens .*\n", done.stderr)

@@ -6,7 +6,8 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -49,10 +50,12 @@ def server(
             yield running
 
 
-def post(server: TritonServer, model: str, body: dict[str, Any]) -> int:
+def post(
+    server: TritonServer, model: str, body: dict[str, Any], headers: Mapping[str, str] = {}
+) -> int:
     connection = http.client.HTTPConnection(server.http_url, timeout=30)
     try:
-        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body), headers)
         response = connection.getresponse()
         response.read()
         return response.status
@@ -195,3 +198,20 @@ def test_a_collector_that_is_away_disturbs_no_request(server: TritonServer) -> N
     with Client(server.grpc_url, "away") as client:
         texts = {client.generate("x", max_tokens=5).text for _ in range(20)}
     assert len(texts) == 1
+
+
+def test_where_triton_traces_its_own_span_is_the_parent(
+    tmp_path: Path, receiver: OtlpReceiver
+) -> None:
+    write_model_repository(
+        tmp_path, "below", {**SETTINGS, "otlp_traces_endpoint": receiver.endpoint}
+    )
+    of_triton = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS")
+    url = f"opentelemetry,url={receiver.endpoint}/triton"
+    arguments = [f"--trace-config={option}" for option in (*of_triton, url)]
+    with TritonServer(tmp_path, arguments=arguments) as server:
+        body = {"id": "below", "text_input": "x", "parameters": {"max_tokens": 2}}
+        assert post(server, "below", body, {"traceparent": TRACEPARENT}) == 200
+        root = of_request(receiver, "below")[0]
+    assert root.trace_id.hex() == TRACE_ID
+    assert root.parent_span_id.hex() not in ("", SPAN_ID)

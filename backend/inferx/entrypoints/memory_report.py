@@ -72,18 +72,17 @@ def report(settings: Mapping[str, Any], load: Load, pictures: Sequence[Path]) ->
         raise ConfigError("the synthetic engine has no model, whose memory could be measured")
     source = resolve(config.model, roots=roots or [Path.cwd()], needs_weights=config.needs_weights)
     config = msgspec.structs.replace(config, model=str(source.path))
-    console = Console(highlight=False)
     with Console(stderr=True).status(f"measuring {escape(source.name)}"):
         found = measure(config, load)
-    console.print(_table(found))
-    console.print(
+    Console(highlight=False).print(_table(found))
+    print(
         f"peak {_mib(found.end.peak)} MiB, resident in the end {_mib(found.end.resident)} MiB: "
         f"ratio {found.ratio:.2f}"
     )
     if pictures:
         kind = "GPU memory" if found.device == "cuda" else "resident set"
         draw(found.points, found.stages, f"{source.name}: {kind}", pictures)
-        console.print(f"wrote {', '.join(map(str, pictures))}")
+        print(f"wrote {', '.join(map(str, pictures))}")
 
 
 def measure(config: EngineConfig, load: Load) -> MemoryReport:
