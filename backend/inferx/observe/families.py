@@ -110,18 +110,9 @@ def samples(
 
 
 def _scalars(requests: RequestStats, engine: Engine) -> Iterator[Sample]:
+    """Counters first: who sees a gauge sees what had been counted by then."""
     stats = engine.stats
     num_blocks = stats.free_blocks + stats.cached_blocks + stats.used_blocks
-    yield Sample("inferx:num_requests_running", stats.running)
-    yield Sample("inferx:num_requests_waiting", stats.waiting)
-    yield Sample("inferx:batch_size", stats.batch_size)
-    yield Sample("inferx:kv_cache_usage_perc", stats.used_blocks / max(1, num_blocks))
-    yield Sample("inferx:kv_pages_free", stats.free_blocks)
-    yield Sample("inferx:kv_pages_cached", stats.cached_blocks)
-    yield Sample("inferx:kv_pages_used", stats.used_blocks)
-    yield Sample("inferx:engine_up", float(engine.is_up))
-    yield Sample("inferx:engine_memory_resident_bytes", stats.memory_resident)
-    yield Sample("inferx:engine_memory_peak_bytes", stats.memory_peak)
     yield Sample("inferx:prompt_tokens_total", requests.prompt_tokens)
     yield Sample("inferx:generation_tokens_total", requests.output_tokens)
     yield Sample("inferx:prefix_cache_queries_total", stats.prefix_cache_queries)
@@ -135,6 +126,16 @@ def _scalars(requests: RequestStats, engine: Engine) -> Iterator[Sample]:
     yield Sample("inferx:num_preemptions_total", stats.preemptions)
     yield Sample("inferx:engine_steps_total", stats.steps)
     yield Sample("inferx:engine_restarts_total", engine.num_restarts)
+    yield Sample("inferx:num_requests_running", stats.running)
+    yield Sample("inferx:num_requests_waiting", stats.waiting)
+    yield Sample("inferx:batch_size", stats.batch_size)
+    yield Sample("inferx:kv_cache_usage_perc", stats.used_blocks / max(1, num_blocks))
+    yield Sample("inferx:kv_pages_free", stats.free_blocks)
+    yield Sample("inferx:kv_pages_cached", stats.cached_blocks)
+    yield Sample("inferx:kv_pages_used", stats.used_blocks)
+    yield Sample("inferx:engine_up", float(engine.is_up))
+    yield Sample("inferx:engine_memory_resident_bytes", stats.memory_resident)
+    yield Sample("inferx:engine_memory_peak_bytes", stats.memory_peak)
 
 
 def _histograms(requests: RequestStats, stats: EngineStats) -> Iterator[tuple[str, Histogram]]:
