@@ -230,7 +230,7 @@ def test_connections_without_a_request_are_closed_and_too_many_are_refused(
 
 
 def test_a_client_that_does_not_read_is_closed_and_its_request_ends(endpoint: Endpoint) -> None:
-    cancelled = endpoint.gauge("inferx_requests_total", model=MODEL, outcome="cancelled")
+    cancelled = endpoint.gauge("inferx:request_cancellations_total", model=MODEL)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((endpoint.host, endpoint.port))
@@ -238,9 +238,7 @@ def test_a_client_that_does_not_read_is_closed_and_its_request_ends(endpoint: En
         http_request(COMPLETIONS, body(n=8, max_tokens=8000, logprobs=20, stream=True))
     )
     endpoint.wait_for(
-        lambda: (
-            endpoint.gauge("inferx_requests_total", model=MODEL, outcome="cancelled") > cancelled
-        ),
+        lambda: endpoint.gauge("inferx:request_cancellations_total", model=MODEL) > cancelled,
         "the request of a client that does not read goes on",
     )
     connection.close()

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 INTERVAL = 0.5  # seconds between two readings
 _TIMEOUT = 5.0
-_PAGES = ("used", "free", "cached")
 
 
 class Reading(NamedTuple):
@@ -41,10 +40,6 @@ def parse(text: str, model: str) -> tuple[float, float, float] | None:
                 found[f"{prefix}num_requests_waiting"],
                 found[f"{prefix}kv_cache_usage_perc"],
             )
-    with contextlib.suppress(KeyError):
-        used, free, cached = (found[f"inferx_kv_pages_{state}"] for state in _PAGES)
-        share = used / (used + free + cached) if used + free + cached else 0.0
-        return found["inferx_sequences_running"], found["inferx_sequences_waiting"], share
     return None
 
 

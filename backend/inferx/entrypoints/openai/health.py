@@ -12,7 +12,7 @@ from inferx.entrypoints.openai.models import Models
 
 _SECONDS = 5.0
 _ENGINE_DOWN = re.compile(
-    r'^inferx_engine_up\{[^}]*model="([^"]*)"[^}]*\} 0(?:\.0*)?$', re.MULTILINE
+    r'^inferx:engine_up\{[^}]*model="([^"]*)"[^}]*\} 0(?:\.0*)?$', re.MULTILINE
 )
 
 
