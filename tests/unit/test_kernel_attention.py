@@ -178,7 +178,7 @@ def test_widened_pages_hold_the_same_numbers_in_rows_of_their_own() -> None:
 
 @pytest.mark.parametrize("num_tokens", [3, 1025])
 def test_late_scales_of_few_tokens_and_of_many(num_tokens: int) -> None:
-    num_heads, num_kv_heads, head_dim = 3, 1, 16
+    num_heads, num_kv_heads, head_dim = 1, 1, 16
     all_heads = num_heads + 2 * num_kv_heads
     product = cases.randn(num_tokens, all_heads, head_dim)
     late = LateScales(cases.rand(num_tokens) + 0.5, cases.rand(all_heads * head_dim) + 0.5)
