@@ -116,13 +116,11 @@ def test_a_sweep_has_a_picture_for_load_distribution_timeline_and_stability(run:
 
 
 INFERX = """\
-# TYPE inferx_sequences_running gauge
-inferx_sequences_running{model="m",version="1"} 3
-inferx_sequences_running{model="other",version="1"} 9
-inferx_sequences_waiting{model="m",version="1"} 2
-inferx_kv_pages_free{model="m",version="1"} 6
-inferx_kv_pages_cached{model="m",version="1"} 2
-inferx_kv_pages_used{model="m",version="1"} 2
+# TYPE inferx:num_requests_running gauge
+inferx:num_requests_running{model="m",version="1"} 3
+inferx:num_requests_running{model="other",version="1"} 9
+inferx:num_requests_waiting{model="m",version="1"} 2
+inferx:kv_cache_usage_perc{model="m",version="1"} 0.2
 """
 VLLM = """\
 vllm:num_requests_running{engine="0",model_name="m"} 4.0
@@ -136,7 +134,6 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.125
     [
         (INFERX, (3, 2, 0.2)),
         (VLLM, (4, 1, 0.125)),
-        (VLLM.replace("vllm:", "inferx:"), (4, 1, 0.125)),
         ("nv_inference_count 3\n", None),
     ],
 )
