@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -16,6 +17,7 @@ from inferx_client.bench.pictures import charts
 from inferx_client.bench.report import COLUMNS, Point, Run, as_csv
 from inferx_client.bench.scrape import Reading, parse
 from inferx_client.bench.statistics import Figures, Measured, parse_limits
+from inferx_client.bench.svg import Chart, Line
 from inferx_client.bench.timing import Timing
 
 
@@ -139,3 +141,21 @@ def test_the_servers_view_is_read_from_its_metrics(
     text: str, reading: tuple[float, float, float] | None
 ) -> None:
     assert parse(text, "m") == reading
+
+
+def test_axes_have_about_five_round_numbers() -> None:
+    def numbers(top: float) -> list[str]:
+        svg = Chart("t", "x", "y", [Line("one", [(1, 0), (2, top)])], top=top).svg()
+        return re.findall(r"text-anchor='end' fill='#5d6670'>([^<]+)<", svg)
+
+    assert numbers(10_000) == ["0", "2,000", "4,000", "6,000", "8,000", "10,000"]
+    assert numbers(11_000) == ["0", "2,500", "5,000", "7,500", "10,000"]
+    assert numbers(0.3) == ["0", "0.1", "0.2", "0.3"]
+
+
+def test_a_wide_sweep_has_a_logarithmic_axis(run: Run) -> None:
+    points = [Point("concurrency", float(2**power), figures([0.5])) for power in range(9)]
+    latency = charts(Run("wide", {}, points).as_json())["latency"]
+    places = re.findall(r"<circle cx='([\d.]+)'", latency.svg().split("<polyline")[1])
+    gaps = {round(float(b) - float(a)) for a, b in itertools.pairwise(places)}
+    assert max(gaps) - min(gaps) <= 1

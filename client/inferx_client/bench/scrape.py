@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 INTERVAL = 0.5  # seconds between two readings
 _TIMEOUT = 5.0
+_PREFIXES = ("inferx:", "vllm:")
 
 
 class Reading(NamedTuple):
@@ -26,14 +27,14 @@ class Reading(NamedTuple):
 def parse(text: str, model: str) -> tuple[float, float, float] | None:
     """Running, waiting and KV use of a model in Prometheus text; None where they are not there.
 
-    Families of InferX, and of vLLM for comparison.
+    InferX's families have vLLM's names behind another prefix, so that either server is understood.
     """
     found: dict[str, float] = {}
     for line in text.splitlines():
         name, _, rest = line.partition("{")
-        if name.startswith(("inferx", "vllm")) and (f'"{model}"' in rest):
+        if name.startswith(_PREFIXES) and (f'"{model}"' in rest):
             found[name] = found.get(name, 0.0) + float(rest.rpartition(" ")[2])
-    for prefix in ("inferx:", "vllm:"):
+    for prefix in _PREFIXES:
         with contextlib.suppress(KeyError):
             return (
                 found[f"{prefix}num_requests_running"],

@@ -141,7 +141,7 @@ def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers from `low` to `high`."""
     rough = (high - low) / 5
     size = 10 ** math.floor(math.log10(rough))
-    step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= rough * 0.999)
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [count * step for count in range(first, math.floor(high / step + 1e-9) + 1)]
 
