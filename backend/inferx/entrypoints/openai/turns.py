@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-
 _LONGEST = 0.01  # seconds between two turns
 
 
