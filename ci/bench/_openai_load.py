@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 import time
 
@@ -13,7 +12,7 @@ from _grpc_load import Answer, Load, Share
 
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 _FIRST = b"data: {"
-_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+_COMPLETE = b'"finish_reason":"length"'
 
 
 def request(load: Load) -> bytes:
@@ -23,7 +22,6 @@ def request(load: Load) -> bytes:
         "prompt": load.prompt,
         "max_tokens": load.max_tokens,
         "stream": True,
-        "stream_options": {"include_usage": True},
         "ignore_eos": True,
         "temperature": 0,
     }
@@ -38,7 +36,8 @@ def request(load: Load) -> bytes:
 class OpenAIStream(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._transport: asyncio.Transport | None = None
         self._tail = b""
         self._started = self._first = 0.0
@@ -68,7 +67,7 @@ class OpenAIStream(asyncio.Protocol):
                 self._first = now
         self._tail = (self._tail + data)[-1024:]
         if self._tail.endswith(END):
-            tokens = int(_TOKENS.findall(self._tail)[-1])
+            tokens = self._max_tokens if _COMPLETE in self._tail else 0
             self._answer.set_result(Answer(self._started, self._first, now, tokens))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -76,10 +75,11 @@ class OpenAIStream(asyncio.Protocol):
             self._answer.set_exception(RuntimeError(f"the connection ended: {error}"))
 
 
-async def opened(url: str) -> OpenAIStream:
-    host, _, port = url.rpartition(":")
+async def opened(load: Load) -> OpenAIStream:
+    host, _, port = load.url.rpartition(":")
     loop = asyncio.get_running_loop()
-    return (await loop.create_connection(OpenAIStream, host, int(port)))[1]
+    made = await loop.create_connection(lambda: OpenAIStream(load.max_tokens), host, int(port))
+    return made[1]
 
 
 async def _run(share: Share) -> list[Answer]:
@@ -89,7 +89,7 @@ async def _run(share: Share) -> list[Answer]:
     all_past_end = asyncio.Event()
 
     async def stream(number: int) -> None:
-        connection = await opened(share.load.url)
+        connection = await opened(share.load)
         while True:
             answer = await connection.ask(message)
             if answer.tokens != share.load.max_tokens:

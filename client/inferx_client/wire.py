@@ -180,6 +180,8 @@ def _values(output: Any, raw: bytes) -> list[Any]:
 
 def _strings(raw: bytes) -> list[str]:
     """Triton's BYTES: a little-endian 32-bit length before each element."""
+    if len(raw) - 4 == int.from_bytes(raw[:4], "little"):
+        return [raw[4:].decode("utf-8")]  # the usual case, a single one
     found, start = [], 0
     while start < len(raw):
         (size,) = struct.unpack_from("<I", raw, start)

@@ -57,7 +57,13 @@ class _Endpoint:
         model = self.models.get(request.model)
         answer = ChatAnswer(request, model.tokenizer)
         prompt = await chat_prompt(request, model.tokenizer, self._threads)
-        generation = Generation(model.client, [prompt], request.sampling, request_id=answer.id)
+        generation = Generation(
+            model.client,
+            [prompt],
+            request.sampling,
+            request_id=answer.id,
+            count_tokens=request.shows_usage,
+        )
         return Job(generation, answer, request.stream)
 
     async def completions(self, body: dict[str, Any]) -> Job:
@@ -70,6 +76,7 @@ class _Endpoint:
             request.sampling,
             request_id=answer.id,
             echo=request.echo,
+            count_tokens=request.shows_usage,
         )
         return Job(generation, answer, request.stream)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from inferx_client import AsyncClient, Completion
-from inferx_client.wire import DEFAULT_DETAILS
 
 from inferx.entrypoints.openai.backlog import Backlog, Overflow
 from inferx.entrypoints.openai.protocol import Prompt
@@ -45,13 +44,20 @@ class Generation:
         *,
         request_id: str,
         echo: bool = False,
+        count_tokens: bool = True,
     ) -> None:
+        """Without `count_tokens` there is no usage: each count costs a tensor in every response."""
+        details = ["finish_reason"]
+        if count_tokens:
+            details += ["num_input_tokens", "num_output_tokens"]
+        if "logprobs" in sampling:
+            details.append("logprobs")
         self._client = client
         self._prompts = prompts
         self._options = {
             **sampling,
             "exclude_input": not echo,
-            "details": (*DEFAULT_DETAILS, *(("logprobs",) if "logprobs" in sampling else ())),
+            "details": details,
         }
         self._request_id = request_id
         self._num_choices = int(sampling.get("n", 1))
@@ -94,7 +100,7 @@ class Generation:
                     self.usage.prompt_tokens += prompt_tokens
                 self.usage.completion_tokens += delta.num_output_tokens or 0
                 # A response of several choices has empty elements for all but one
-                if delta.text or delta.num_output_tokens or delta.finish_reason:
+                if delta.text or delta.logprobs or delta.finish_reason:
                     backlog.put(first_choice + delta.choice, delta)
 
     def _id(self, index: int) -> str:

@@ -70,6 +70,10 @@ class Request:
     include_usage: bool
     logprobs: int | None  # likeliest tokens to show besides the sampled one; None: no logprobs
 
+    @property
+    def shows_usage(self) -> bool:
+        return self.include_usage or not self.stream
+
 
 @dataclass(frozen=True)
 class ChatRequest(Request):

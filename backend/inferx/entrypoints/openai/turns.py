@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+
+_LONGEST = 0.01  # seconds between two turns
 
 
 class Turns:
@@ -15,7 +18,7 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
         self._scheduled = False
-        self._begun = 0.0
+        self._begun = 0.0  # the thread's own time: waiting for a processor is not sending
         self._earliest = 0.0  # loop time of the next turn
 
     async def wait(self) -> None:
@@ -34,7 +37,7 @@ class Turns:
             loop.call_soon(self._begin, loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._begun = loop.time()
+        self._begun = time.thread_time()
         waiting, self._waiting = self._waiting, []
         for turn in waiting:
             if not turn.done():  # a client that left is not waiting any more
@@ -42,8 +45,7 @@ class Turns:
         loop.call_soon(self._end, loop)  # behind the tasks that this has woken
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        self._earliest = now + (now - self._begun)
+        self._earliest = loop.time() + min(time.thread_time() - self._begun, _LONGEST)
         self._scheduled = False
         if self._waiting:
             self._schedule(loop)
