@@ -57,7 +57,7 @@ def test_measure_writes_a_table_json_and_a_picture(model, text, tmp_path, kind):
 
 def test_calibrate_writes_what_evaluate_takes(model, text, tmp_path):
     out = run("calibrate", model, "--target", 0.25, "--text", text, *TOKENS)
-    written = model / "sparsity-25-weight-aware.json"
+    written = model / "sparsity-25-magnitude.json"
     assert out.splitlines()[-1] == f"wrote {written}"
     assert "of the layers' weights unread (target 25%); perplexity on 766 held-out tokens" in out
     curve = tmp_path / "curve.png"
@@ -67,7 +67,7 @@ def test_calibrate_writes_what_evaluate_takes(model, text, tmp_path):
     assert ways == ["uniform", "top-k", "calibrated", "weight-aware", "file"]
     assert curve.stat().st_size > 0
     points = json.loads((tmp_path / "e.json").read_text())["points"]
-    assert points[3]["perplexity"] == points[4]["perplexity"]
+    assert points[2]["perplexity"] == points[4]["perplexity"]
 
 
 def test_a_text_that_is_too_short_is_refused(model, text):

@@ -83,7 +83,7 @@ def calibrate_command(
     target: Annotated[
         float, typer.Option(help="share of the weights to leave unread: 0.25, 0.4 or 0.5")
     ],
-    scores: ScoresOption = "weight-aware",
+    scores: ScoresOption = "magnitude",
     output: Annotated[
         Path | None, typer.Option(help="the calibration file; beside the model if not given")
     ] = None,
