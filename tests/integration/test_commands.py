@@ -205,6 +205,11 @@ def test_chat_answers_line_by_line() -> None:
     assert "> " not in ended.stdout  # no person types
 
 
+def _heed_interrupts() -> None:
+    """As in a terminal: what a shell starts in the background inherits that they are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_ends_the_answer_and_not_the_conversation() -> None:
     program = subprocess.Popen(
         [
@@ -212,7 +217,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_conversation() -> None:
             "--max-model-len=200000", "--synthetic-step-time=0.01",
         ],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=_heed_interrupts,
     )  # fmt: skip
     assert program.stdin is not None
     assert program.stdout is not None
