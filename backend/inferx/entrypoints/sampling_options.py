@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+
+from inferx.entrypoints.added_options import with_options
 
 # Name and type of SamplingParams' fields that are options, and what they mean. The seed is an
 # engine setting that is an option already.
@@ -30,29 +31,8 @@ def with_sampling(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..
     The command gets those that have a value as the mapping `sampling`, named as SamplingParams'.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = [
-            parameter
-            for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-            if name != "sampling"
-        ]
-
-        @functools.wraps(command)
-        def run(**values: Any) -> Any:
-            given = {name: values.pop(name) for name in _OPTIONS}
-            sampling = {name: value for name, value in given.items() if value is not None}
-            return command(sampling=sampling, **values)
-
-        options = [_option(name, defaults.get(name)) for name in _OPTIONS]
-        parameters = [parameter for parameter in own if parameter.kind != parameter.KEYWORD_ONLY]
-        keywords = [parameter for parameter in own if parameter.kind == parameter.KEYWORD_ONLY]
-        everything = [*parameters, *options, *keywords]
-        run.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in everything}
-        del run.__wrapped__  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    options = [_option(name, defaults.get(name)) for name in _OPTIONS]
+    return with_options("sampling", options)
 
 
 def _option(name: str, default: Any) -> inspect.Parameter:

@@ -5,7 +5,6 @@ They are made from the struct itself, so that none can be missing; only the help
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from inferx.config import EngineConfig
+from inferx.entrypoints.added_options import with_options
 
 HELP = {
     "model": "a folder, a .gguf file, a hub id, or package:NAME for one in a Python package",
@@ -63,26 +63,7 @@ def with_settings(*left_out: str) -> Callable[[Callable[..., Any]], Callable[...
     """
     names = [name for name in EngineConfig.__struct_fields__ if name not in left_out]
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = [
-            parameter
-            for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-            if name != "settings"
-        ]
-
-        @functools.wraps(command)
-        def run(**values: Any) -> Any:
-            given = {name: values.pop(name) for name in names}
-            settings = {name: value for name, value in given.items() if value is not None}
-            return command(settings=settings, **values)
-
-        options = [_option(name) for name in names]
-        run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
-        del run.__wrapped__  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    return with_options("settings", [_option(name) for name in names])
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from inferx.config import EngineConfig
-from inferx.errors import ModelLoadError
 from inferx.model.config import ModelConfig
 from inferx.model.hf_config import FUSED_ARCHITECTURES
 from inferx.model.loading import LoadedModel
@@ -40,9 +39,10 @@ def load_runner(
     try:
         return GpuRunner(config, loaded, stages)
     except torch.OutOfMemoryError:
-        raise ModelLoadError(
-            f"model {source.name!r}: the GPU's memory does not suffice for its largest step: lower "
-            "max_num_batched_tokens, max_num_seqs or gpu_memory_utilization"
+        raise load_error(
+            source,
+            "the GPU's memory does not suffice for its largest step: lower "
+            "max_num_batched_tokens, max_num_seqs or gpu_memory_utilization",
         ) from None
 
 
