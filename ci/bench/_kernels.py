@@ -99,10 +99,15 @@ def linear_case(name: str, fp8: bool, tokens: int, warm: bool) -> Timed:
     )
 
 
+def page_copies(size: int) -> int:
+    """Of pages of so many bytes, for a decode step to take by turns."""
+    return max(2, min(12, int(L2_BYTES // size)))
+
+
 def decode_case(rows: int, context: int, fp8: bool, warm: bool) -> Timed:
     lens = lengths(rows, context)
     size = sum(lens) * KV_HEADS * HEAD_DIM * (2 if fp8 else 4)
-    copies = 1 if warm else max(2, min(12, int(L2_BYTES // size)))
+    copies = 1 if warm else page_copies(size)
     pages, block_table = make_pages(lens, E4M3 if fp8 else BF16, copies)
     plan = allocate_decode_plan(
         rows,

@@ -78,20 +78,24 @@ def library_linear(x: Tensor | Quantized, weight: Tensor) -> Tensor:
     )
 
 
-def make_pages(lens: list[int], dtype: torch.dtype, copies: int) -> tuple[list[Any], Tensor]:
-    used = [-(-length // BLOCK_SIZE) for length in lens]
+def make_pages(
+    lens: list[int], dtype: torch.dtype, copies: int, block_size: int = BLOCK_SIZE
+) -> tuple[list[Any], Tensor]:
+    used = [-(-length // block_size) for length in lens]
     order = torch.randperm(sum(used)).int()
     block_table = torch.zeros(len(lens), max(used), dtype=torch.int32)
     for row, pages in enumerate(order.split(used)):
         block_table[row, : used[row]] = pages
-    shape = (sum(used), BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    shape = (sum(used), block_size, KV_HEADS, HEAD_DIM)
     pages = [tuple(randn(*shape).to(dtype) for _ in range(2)) for _ in range(copies)]
     return pages, block_table.cuda()
 
 
-def oracle(q: Tensor, pages: Any, block_table: Tensor, length: int) -> Tensor:
+def oracle(
+    q: Tensor, pages: Any, block_table: Tensor, length: int, block_size: int = BLOCK_SIZE
+) -> Tensor:
     tokens = torch.arange(length, device="cuda")
-    slots = block_table[0, tokens // BLOCK_SIZE].long() * BLOCK_SIZE + tokens % BLOCK_SIZE
+    slots = block_table[0, tokens // block_size].long() * block_size + tokens % block_size
     k, v = (
         tensor.flatten(0, 1)[slots].float().transpose(0, 1).repeat_interleave(HEADS // KV_HEADS, 0)
         for tensor in pages
