@@ -92,9 +92,6 @@ def compile_rows() -> None:
     rows.norm_rows(x, None, 0.0, quantize=True)
     rows.silu_mul_rows(x)
     rows.silu_mul_rows(x, late=late, quantize=True)
-    wide = torch.zeros(1024, 28_672, dtype=BF16)
-    wide_late = rows.LateScales(torch.zeros(1024), torch.zeros(28_672))
-    rows.silu_mul_rows(wide, late=wide_late, quantize=True)
 
 
 def compile_sampling() -> None:

@@ -7,9 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from inferx_kernels.fp8 import Quantized, quantize_rows
-from inferx_kernels.triton import rows as triton_rows
 from inferx_kernels.triton.rows import LateScales, norm_rows, silu_mul_rows
-from inferx_kernels.triton.tuning import SiluMulConfig
 from torch import Tensor
 
 ROWS, WIDTH = 3, 72
@@ -72,20 +70,3 @@ def test_gated_activation(is_late: bool, quantize: bool) -> None:
     y = silu_mul_rows(gate_up, late=late, quantize=quantize)
     limit = E4M3_ROUNDING if quantize else cases.ROUNDING
     assert cases.distance(value(y), F.silu(gate) * up) < limit
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("config", [SiluMulConfig(2, 32, 4), SiluMulConfig(4, 64, 4)])
-def test_gated_activation_in_tiles_of_several_rows(
-    config: SiluMulConfig, is_late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last tile has rows too few, and columns too few."""
-    gate_up = cases.randn(ROWS, 2 * WIDTH)
-    late = LateScales(cases.rand(ROWS), cases.rand(2 * WIDTH)) if is_late else None
-    row_by_row = silu_mul_rows(gate_up, late=late, quantize=True)
-    monkeypatch.setattr(triton_rows, "silu_mul_config", lambda *_: config)
-    tiled = silu_mul_rows(gate_up, late=late, quantize=True)
-    assert isinstance(tiled, Quantized)
-    assert isinstance(row_by_row, Quantized)
-    assert torch.equal(tiled.scale, row_by_row.scale)
-    assert torch.equal(tiled.x.view(torch.uint8), row_by_row.x.view(torch.uint8))

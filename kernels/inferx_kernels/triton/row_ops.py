@@ -69,73 +69,25 @@ def silu_mul_kernel(
     gate_up_ptr,  # [num_rows, 2 * width], gate first
     x_scale_ptr,  # [num_rows] fp32, where LATE
     w_scale_ptr,  # [2 * width] fp32, where LATE
-    out_ptr,  # [num_rows, width]
-    num_rows,
+    out_ptr,  # [num_rows, width], e4m3 where QUANTIZE
+    out_scale_ptr,  # [num_rows] fp32, where QUANTIZE
     width,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least width where QUANTIZE
     LATE: tl.constexpr,
+    QUANTIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = columns < width
     launch_next(PDL)
     wait_previous(PDL)
-    y = silu_mul_tile(gate_up_ptr, x_scale_ptr, w_scale_ptr, rows, columns, num_rows, width, LATE)
-    ok = (rows < num_rows)[:, None] & (columns < width)[None, :]
-    out_ptrs = out_ptr + rows[:, None] * width + columns[None, :]
-    tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=ok)
-
-
-@triton.jit
-def silu_mul_quantize_kernel(
-    gate_up_ptr,  # [num_rows, 2 * width], gate first
-    x_scale_ptr,  # [num_rows] fp32, where LATE
-    w_scale_ptr,  # [2 * width] fp32, where LATE
-    out_ptr,  # [num_rows, width] e4m3
-    out_scale_ptr,  # [num_rows] fp32
-    num_rows,
-    width,
-    ROWS: tl.constexpr,  # that share a reading of w_scale, which is twice as long as a row's bytes
-    BLOCK: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    LATE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    launch_next(PDL)
-    wait_previous(PDL)
-    largest = tl.zeros([ROWS], tl.float32)
-    tiles = ()
-    for i in tl.static_range(NUM_BLOCKS):
-        columns = i * BLOCK + tl.arange(0, BLOCK)
-        y = silu_mul_tile(
-            gate_up_ptr, x_scale_ptr, w_scale_ptr, rows, columns, num_rows, width, LATE
-        )
-        largest = tl.maximum(largest, tl.max(tl.abs(y), 1))
-        tiles = tiles + (y.to(gate_up_ptr.dtype.element_ty),)  # halves the registers
-    scale = tl.maximum(largest, 1e-10) / 448.0
-    tl.store(out_scale_ptr + rows, scale, mask=rows < num_rows)
-    for i in tl.static_range(NUM_BLOCKS):
-        columns = i * BLOCK + tl.arange(0, BLOCK)
-        ok = (rows < num_rows)[:, None] & (columns < width)[None, :]
-        out_ptrs = out_ptr + rows[:, None] * width + columns[None, :]
-        tl.store(out_ptrs, to_e4m3(tiles[i].to(tl.float32) / scale[:, None]), mask=ok)
-
-
-@triton.jit
-def silu_mul_tile(
-    gate_up_ptr, x_scale_ptr, w_scale_ptr, rows, columns, num_rows, width, LATE: tl.constexpr
-):
-    """silu(gate) * up in fp32: [rows, columns], 0 beyond num_rows and width."""
-    column_ok = columns < width
-    ok = (rows < num_rows)[:, None] & column_ok[None, :]
-    gate_ptrs = gate_up_ptr + rows[:, None] * 2 * width + columns[None, :]
+    gate_ptrs = gate_up_ptr + row * 2 * width + columns
     gate = tl.load(gate_ptrs, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(gate_ptrs + width, mask=ok, other=0.0).to(tl.float32)
     if LATE:
-        x_scale = tl.load(x_scale_ptr + rows, mask=rows < num_rows, other=0.0)[:, None]
-        w_scale_ptrs = w_scale_ptr + columns
-        gate *= x_scale * tl.load(w_scale_ptrs, mask=column_ok, other=0.0)[None, :]
-        up *= x_scale * tl.load(w_scale_ptrs + width, mask=column_ok, other=0.0)[None, :]
-    return gate * tl.sigmoid(gate) * up
+        x_scale = tl.load(x_scale_ptr + row)
+        gate *= x_scale * tl.load(w_scale_ptr + columns, mask=ok, other=0.0)
+        up *= x_scale * tl.load(w_scale_ptr + width + columns, mask=ok, other=0.0)
+    y = gate * tl.sigmoid(gate) * up
+    store_row(y, out_ptr, out_scale_ptr, row, columns, ok, width, width, QUANTIZE)

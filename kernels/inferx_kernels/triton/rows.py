@@ -11,9 +11,10 @@ from inferx_kernels.fp8 import Quantized
 from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.rope import rope_write_kernel
-from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel, silu_mul_quantize_kernel
+from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel
 from inferx_kernels.triton.sizes import cdiv, next_power_of_2
-from inferx_kernels.triton.tuning import MANY_TOKENS, silu_mul_config
+
+_MANY_TOKENS = 1024  # from here on programs of several tokens leave enough of them to fill the chip
 
 
 class LateScales(NamedTuple):
@@ -78,24 +79,26 @@ def silu_mul_rows(
     Returns [num_tokens, width] in its dtype, or Quantized.
     """
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    rows, block, num_warps = silu_mul_config(num_rows, width, quantize)
+    dtype = torch.float8_e4m3fn if quantize else gate_up.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
+    scale = torch.empty(num_rows, dtype=torch.float32, device=out.device) if quantize else None
+    block = next_power_of_2(width) if quantize else min(2048, next_power_of_2(width))
     pdl = use_pdl(gate_up)
-    scales = (late.x, late.weight) if late else (None, None)
-    same = {"BLOCK": block, "ROWS": rows, "LATE": late is not None, "PDL": pdl}
-    launch = {"num_warps": num_warps, "launch_pdl": pdl}
-    grid, num_blocks = cdiv(num_rows, rows), cdiv(width, block)
-    if not quantize:
-        out = torch.empty(num_rows, width, dtype=gate_up.dtype, device=gate_up.device)
-        silu_mul_kernel[(grid, num_blocks)](
-            gate_up, *scales, out, num_rows, width, **same, **launch
-        )
-        return out
-    out = torch.empty(num_rows, width, dtype=torch.float8_e4m3fn, device=gate_up.device)
-    scale = torch.empty(num_rows, dtype=torch.float32, device=gate_up.device)
-    silu_mul_quantize_kernel[(grid,)](
-        gate_up, *scales, out, scale, num_rows, width, NUM_BLOCKS=num_blocks, **same, **launch
+    silu_mul_kernel[(num_rows, cdiv(width, block))](
+        gate_up,
+        late.x if late else None,
+        late.weight if late else None,
+        out,
+        scale,
+        width,
+        BLOCK=block,
+        LATE=late is not None,
+        QUANTIZE=quantize,
+        PDL=pdl,
+        num_warps=_row_warps(block),
+        launch_pdl=pdl,
     )
-    return Quantized(out, scale)
+    return out if scale is None else Quantized(out, scale)
 
 
 def rope_write(
@@ -121,7 +124,7 @@ def rope_write(
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     block_h = min(16, next_power_of_2(all_heads))
     pdl = use_pdl(qkv)
-    tokens = 4 if late is not None and num_tokens >= MANY_TOKENS else 1
+    tokens = 4 if late is not None and num_tokens >= _MANY_TOKENS else 1
     rope_write_kernel[(cdiv(num_tokens, tokens), cdiv(all_heads, block_h))](
         qkv,
         late.x if late else None,

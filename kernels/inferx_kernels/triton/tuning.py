@@ -8,7 +8,6 @@ from inferx_kernels.triton.sizes import cdiv, next_power_of_2
 
 LARGEST_CHUNK = 4096  # keys that one program of decode attention goes through
 MOST_CHUNKS = 32  # of a row that is split to fill the chip
-MANY_TOKENS = 1024  # from here on programs of several tokens leave enough of them to fill the chip
 
 
 class LinearConfig(NamedTuple):
@@ -19,14 +18,6 @@ class LinearConfig(NamedTuple):
     num_warps: int
     num_stages: int = 1
     split_k: int = 1
-
-
-class SiluMulConfig(NamedTuple):
-    """How the gated activation is launched. rows, block: a tile's, in elements."""
-
-    rows: int
-    block: int
-    num_warps: int
 
 
 class DecodeConfig(NamedTuple):
@@ -68,16 +59,6 @@ def skinny_config(num_tokens: int, features: int, width: int, itemsize: int) -> 
     if num_tokens > 32 and features >= 16_384:
         return LinearConfig(64, 128, 4, 5) if itemsize == 1 else LinearConfig(128, 64, 4, 6)
     return LinearConfig(64, 256 // itemsize, 4, 4 if itemsize == 1 else 5, split_k)
-
-
-def silu_mul_config(num_rows: int, width: int, quantize: bool) -> SiluMulConfig:
-    """Tiles of a row, or of several where rows are quantized and there are many of them."""
-    block = min(2048, max(256, next_power_of_2(width)))
-    if not quantize:
-        return SiluMulConfig(1, block, 4)
-    if num_rows < MANY_TOKENS or width < 4096:
-        return SiluMulConfig(1, block, 8)
-    return SiluMulConfig(2, block, 16)
 
 
 def decode_config(head_dim: int, page_itemsize: int) -> DecodeConfig:
