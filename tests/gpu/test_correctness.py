@@ -33,7 +33,8 @@ pytestmark = pytest.mark.timeout(600)  # the first use compiles kernels
 
 
 def load(model: Path, **settings: Any) -> LoadedEngine:
-    given = {"model": str(model), "device": "cuda", "dtype": "bfloat16", **settings}
+    given = {"model": str(model), "device": "cuda", "dtype": "bfloat16"}
+    given |= {"kv_cache_memory_bytes": 4 << 30} | settings  # several of them fit one GPU
     engine = load_engine(EngineConfig.from_mapping(given))
     assert engine.info.device == "cuda"
     return engine
@@ -110,6 +111,7 @@ def test_under_preemption(reference: Reference, prompts: list[Tokens]) -> None:
         SOURCE.path,
         max_model_len=1024,
         block_size=16,
+        kv_cache_memory_bytes=None,
         num_gpu_blocks_override=128,
         enable_prefix_caching=False,
     )

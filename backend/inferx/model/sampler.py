@@ -21,6 +21,7 @@ from torch import Tensor
 from inferx.engine.plan import NewRow, TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.model.input_batch import Array, SamplingRows
+from inferx.model.upload import upload
 
 _BANNED = float("-inf")
 
@@ -143,25 +144,28 @@ class Sampler:
         self._output_at_least[slot] = row.num_prompt_tokens + params.min_tokens
         self._num_logprobs[slot] = min(params.logprobs or 0, self._vocab_size)
         if features & _Feature.MIN_TOKENS:
-            self._stop_ids[slot] = self._ids({*self._eos_token_ids, *params.stop_token_ids})
+            stop_ids = self._known({*self._eos_token_ids, *params.stop_token_ids})
+            self._stop_ids[slot] = self._ids(stop_ids)
         if features & _Feature.LOGIT_BIAS:
-            ids = self._ids(params.logit_bias)
-            values = [params.logit_bias[token] for token in ids.tolist()]
-            self._biases[slot] = ids, torch.tensor(values, device=self._device)
+            ids = self._known(params.logit_bias)
+            values = [params.logit_bias[token] for token in ids]
+            self._biases[slot] = self._ids(ids), self._upload(np.array(values, np.float32))
         if features & _Feature.BAD_WORDS:
             self._bad_words[slot] = self._padded(params.bad_words_token_ids)
 
-    def _ids(self, token_ids: Iterable[int]) -> Tensor:
-        known = [token for token in token_ids if 0 <= token < self._vocab_size]
-        return torch.tensor(known, dtype=torch.int64, device=self._device)
+    def _known(self, token_ids: Iterable[int]) -> list[int]:
+        return [token for token in token_ids if 0 <= token < self._vocab_size]
+
+    def _ids(self, token_ids: list[int]) -> Tensor:
+        return self._upload(np.array(token_ids, np.int64))
 
     def _padded(self, words: Iterable[tuple[int, ...]]) -> _BadWords:
         known = [word for word in words if word and 0 <= word[-1] < self._vocab_size]
         width = max((len(word) for word in known), default=1) - 1
         first = [[_ANY] * (width - len(word) + 1) + list(word[:-1]) for word in known]
         return _BadWords(
-            torch.tensor(first, dtype=torch.int32, device=self._device).view(len(known), width),
-            self._ids(word[-1] for word in known),
+            self._upload(np.array(first, np.int32).reshape(len(known), width)),
+            self._ids([word[-1] for word in known]),
         )
 
     def sample(self, logits: Tensor, rows: SamplingRows, token_pool: Tensor) -> Sampled:
@@ -211,7 +215,9 @@ class Sampler:
             is_output = places >= self._settings["num_prompt_tokens"][slot]
             recent = torch.where(is_output, token_pool[slot, places.clamp(min=0)], _NONE)
             is_next = ((words.first == recent) | (words.first == _ANY)).all(-1)
-            logits[row].index_fill_(0, words.last[is_next], _BANNED)
+            # Words that end alike are of one place: the lowest of their values stays
+            values = torch.where(is_next, _BANNED, torch.inf).to(logits.dtype)
+            logits[row].scatter_reduce_(0, words.last, values, "amin")
         for row in np.flatnonzero(features & _Feature.LOGIT_BIAS):
             ids, values = self._biases[rows.slots[row]]
             logits[row].index_add_(0, ids, values)
@@ -260,7 +266,7 @@ class Sampler:
             values[self._upload(index)] = changed
 
     def _upload(self, values: Array) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return upload(values, self._device)
 
 
 def _as_int64(seed: int) -> int:

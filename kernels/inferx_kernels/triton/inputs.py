@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -124,6 +125,28 @@ class StepInputs(NamedTuple):
     rotation: Rotation  # [num_tokens, 1, rotary_dim]
     seq_lens: Tensor  # [num_rows] int32, this step's tokens included; 0 for rows that nobody has
     block_table: Tensor  # [num_rows, max_blocks] int32, written as far as a row has pages
+
+    @classmethod
+    def allocate(
+        cls, num_tokens: int, num_rows: int, max_blocks: int, like: Rotation
+    ) -> StepInputs:
+        """like: angles of any number of positions."""
+        rotary_dim, device = like.cos.shape[-1], like.cos.device
+        angles = (like.cos.new_empty(num_tokens, 1, rotary_dim) for _ in range(2))
+        return cls(
+            # Zeros where nothing fills them: while kernels are only compiled
+            torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            torch.empty(num_tokens, dtype=torch.int64, device=device),
+            Rotation(*angles),
+            torch.empty(num_rows, dtype=torch.int32, device=device),
+            torch.empty(num_rows, max_blocks, dtype=torch.int32, device=device),
+        )
+
+    def first_tokens(self, count: int) -> StepInputs:
+        """Of a step of so many rows of one token."""
+        rotation = Rotation(self.rotation.cos[:count], self.rotation.sin[:count])
+        rows = self.seq_lens[:count], self.block_table[:count]
+        return StepInputs(self.token_ids[:count], self.slot_mapping[:count], rotation, *rows)
 
 
 def prepare_inputs(

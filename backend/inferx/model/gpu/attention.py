@@ -62,22 +62,27 @@ class PromptRows(NamedTuple):
     widened: WidenPlan | None
 
 
+def widens(num_tokens: int, dtype: torch.dtype) -> bool:
+    """Whether a step with so many tokens of prompts copies its pages of this type."""
+    return dtype == torch.float8_e4m3fn and num_tokens >= _WIDEN_FROM
+
+
 def prompt_rows(
-    inputs: StepInputs,
     query_start: Tensor,
-    num_decodes: int,
-    seq_lens: list[int],
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    num_tokens: int,
+    num_keys: int,
+    max_seq_len: int,
     dtype: torch.dtype,
 ) -> PromptRows:
-    """seq_lens: of the rows behind the decodes, on the host; dtype: of the pages."""
-    on_device = inputs.seq_lens[num_decodes:]
-    num_tokens = len(inputs.token_ids) - num_decodes
+    """num_tokens: of the prompts in this step; num_keys, max_seq_len: the sum and the largest of
+    seq_lens, or more; dtype: of the pages."""
     widened = None
-    if dtype == torch.float8_e4m3fn and num_tokens >= _WIDEN_FROM:
-        widened = plan_widen(on_device, num_tokens=sum(seq_lens), max_seq_len=max(seq_lens))
-    return PromptRows(
-        query_start[num_decodes:], on_device, inputs.block_table[num_decodes:], widened
-    )
+    if widens(num_tokens, dtype):
+        widened = plan_widen(seq_lens, num_tokens=num_keys, max_seq_len=max_seq_len)
+    return PromptRows(query_start, seq_lens, block_table, widened)
 
 
 class StepAttention(NamedTuple):

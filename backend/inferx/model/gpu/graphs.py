@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.inputs import StepInputs, StepRows, prepare_inputs, store_tokens
 from inferx_kernels.triton.tuning import decode_chunk
 from torch import Tensor
@@ -16,10 +15,11 @@ from torch import Tensor
 from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
 from inferx.model.gpu.attention import AttentionShape, StepAttention
+from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
-from inferx.model.gpu.upload import upload_into
+from inferx.model.upload import upload_into
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -45,6 +45,7 @@ class DecodeGraphs:
         slots: Slots,
         sampler: GpuSampler,
         shape: AttentionShape,
+        capturing: Capturing,
         *,
         max_num_seqs: int,
         vocab_size: int,
@@ -59,20 +60,15 @@ class DecodeGraphs:
         def zeros(*size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        rotary_dim = state.rotation.cos.shape[-1]
         self._rows = zeros(2 * max_num_seqs, dtype=torch.int32)
         self._query_start = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._inputs = StepInputs(
-            zeros(max_num_seqs, dtype=torch.int64),
-            zeros(max_num_seqs, dtype=torch.int64),
-            Rotation(*(zeros(max_num_seqs, 1, rotary_dim, dtype=torch.float32) for _ in range(2))),
-            zeros(max_num_seqs, dtype=torch.int32),
-            zeros(max_num_seqs, state.block_table.shape[1], dtype=torch.int32),
+        self._inputs = StepInputs.allocate(
+            max_num_seqs, max_num_seqs, state.block_table.shape[1], state.rotation
         )
         self._logits = zeros(max_num_seqs, vocab_size, dtype=torch.float32)
         self._tokens = zeros(max_num_seqs, dtype=torch.int64)
         self._sizes = bucket_sizes(max_num_seqs)
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._capturing = capturing
         self._buckets: dict[int, _Bucket] = {}
 
     def capture(self, model: GpuLlama, kv: list[KVCache]) -> None:
@@ -80,7 +76,8 @@ class DecodeGraphs:
         # The largest first: the smaller ones' graphs find their memory in its
         for size in reversed(self._sizes):
             forward, sample, step = self._bucket(size, model, kv)
-            self._buckets[size] = _Bucket(self._captured(forward), self._captured(sample), step)
+            graphs = self._capturing(forward), self._capturing(sample)
+            self._buckets[size] = _Bucket(*graphs, step)
 
     def launch_all(self, model: GpuLlama, kv: list[KVCache]) -> None:
         """A step of each size of rows that nobody has, without graphs: to compile its kernels."""
@@ -111,14 +108,7 @@ class DecodeGraphs:
         rows = StepRows(
             self._rows[:size], self._rows[size : 2 * size], self._query_start[: size + 1]
         )
-        whole = self._inputs
-        inputs = StepInputs(
-            whole.token_ids[:size],
-            whole.slot_mapping[:size],
-            Rotation(whole.rotation.cos[:size], whole.rotation.sin[:size]),
-            whole.seq_lens[:size],
-            whole.block_table[:size],
-        )
+        inputs = self._inputs.first_tokens(size)
         state = self._slots.state
         max_model_len = state.token_pool.shape[1]
         max_tokens = min(kv[0].k.shape[0] * self._block_size, size * max_model_len)
@@ -138,13 +128,3 @@ class DecodeGraphs:
 
         self._rows.fill_(-1)
         return _Bucket(forward, sample, step)
-
-    def _captured(self, run: Callable[[], object]) -> Callable[[], object]:
-        """`run` as a graph; itself where there are none, on a CPU."""
-        if self._pool is None:
-            return run
-        run()  # allocates what outlives a step
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
-            run()
-        return graph.replay

@@ -1,10 +1,8 @@
-"""Steps with prompts in them: launched kernel by kernel, since no two are of one size."""
+"""Steps with prompts in them: prompts, or parts of them, and decode rows beside them."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.inputs import StepInputs, StepRows, prepare_inputs
 from inferx_kernels.triton.tuning import LARGEST_CHUNK
 from torch import Tensor
@@ -13,30 +11,40 @@ from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
 from inferx.model.gpu.attention import AttentionShape, StepAttention, prompt_rows
 from inferx.model.gpu.llama import GpuLlama
+from inferx.model.gpu.mixed_graphs import MixedGraphs
 from inferx.model.gpu.slots import Slots
-from inferx.model.gpu.upload import upload_int32
+from inferx.model.upload import upload_int32
 
 
 class MixedSteps:
-    """Prompts, or parts of them, and decode rows beside them."""
+    """Small ones replay a graph; large ones, of which no two are alike, launch kernel by kernel."""
 
-    def __init__(self, slots: Slots, shape: AttentionShape, *, block_size: int) -> None:
+    def __init__(
+        self, slots: Slots, shape: AttentionShape, graphs: MixedGraphs, *, block_size: int
+    ) -> None:
         self._state = slots.state
         self._shape = shape
+        self._graphs = graphs
         self._block_size = block_size
         self._device = slots.state.token_pool.device
 
     def forward(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> Tensor:
         """The hidden states of the rows that sample: [num_samples, hidden_size]."""
+        size = self._graphs.size_for(plan)
+        hidden = self._launch(model, plan, kv) if size is None else self._graphs.replay(size, plan)
+        last_tokens = np.cumsum(plan.num_tokens)[np.array(plan.samples, dtype=bool)] - 1
+        return hidden[upload_int32(last_tokens, self._device)]
+
+    def _launch(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> Tensor:
         counts = np.array(plan.num_tokens)
         ends = counts.cumsum()
         seq_lens = np.array(plan.starts) + counts
-        num_rows, decodes = len(counts), plan.num_decodes
+        num_rows, decodes, num_tokens = len(counts), plan.num_decodes, int(ends[-1])
         packed = np.concatenate([plan.slots, plan.starts, [0], ends])
         sizes = [num_rows, num_rows, num_rows + 1]
         rows = StepRows(*upload_int32(packed, self._device).split(sizes))
         num_columns = -(-int(seq_lens.max()) // self._block_size)
-        inputs = self._allocate(num_rows, int(ends[-1]), num_columns)
+        inputs = StepInputs.allocate(num_tokens, num_rows, num_columns, self._state.rotation)
         prepare_inputs(
             rows,
             self._state,
@@ -46,26 +54,15 @@ class MixedSteps:
         )
         # Chunks of one size, whatever the number of decode rows: one kernel less to compile
         decode_plans = self._shape.decode_plans(
-            max(1, decodes), int(seq_lens[:decodes].sum()), LARGEST_CHUNK, self._device
+            decodes, int(seq_lens[:decodes].sum()), LARGEST_CHUNK, self._device
         )
         prompts = prompt_rows(
-            inputs, rows.query_start, decodes, seq_lens[decodes:].tolist(), kv[0].k.dtype
+            rows.query_start[decodes:],
+            inputs.seq_lens[decodes:],
+            inputs.block_table[decodes:],
+            num_tokens=num_tokens - decodes,
+            num_keys=int(seq_lens[decodes:].sum()),
+            max_seq_len=int(seq_lens[decodes:].max()),
+            dtype=kv[0].k.dtype,
         )
-        hidden = model.forward(StepAttention(inputs, decodes, decode_plans, prompts), kv)
-        last_tokens = ends[np.array(plan.samples, dtype=bool)] - 1
-        return hidden[upload_int32(last_tokens, self._device)]
-
-    def _allocate(self, num_rows: int, num_tokens: int, num_columns: int) -> StepInputs:
-        def empty(*size: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=self._device)
-
-        rotary_dim = self._state.rotation.cos.shape[-1]
-        angles = (empty(num_tokens, 1, rotary_dim, dtype=torch.float32) for _ in range(2))
-        return StepInputs(
-            # Zeros where nothing fills them: while kernels are only compiled
-            torch.zeros(num_tokens, dtype=torch.int64, device=self._device),
-            empty(num_tokens, dtype=torch.int64),
-            Rotation(*angles),
-            empty(num_rows, dtype=torch.int32),
-            empty(num_rows, num_columns, dtype=torch.int32),
-        )
+        return model.forward(StepAttention(inputs, decodes, decode_plans, prompts), kv)

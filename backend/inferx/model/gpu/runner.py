@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -18,18 +18,20 @@ from inferx.config import EngineConfig
 from inferx.engine.plan import Plan, StepResult
 from inferx.model.batch import KVCache
 from inferx.model.gpu.attention import AttentionShape
+from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.graphs import DecodeGraphs
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.mixed import MixedSteps
+from inferx.model.gpu.mixed_graphs import MixedGraphs
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
 from inferx.model.gpu.startup import largest_step, one_of_each_kind
-from inferx.model.gpu.upload import Download, upload, upload_int32
 from inferx.model.input_batch import SamplingRows
 from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
 from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import RowLogprobs, Sampled
+from inferx.model.upload import Download, upload, upload_int32
 from inferx.observe.stages import Stages
 
 
@@ -88,16 +90,29 @@ class GpuRunner:
             block_size=self._block_size,
             rotation=model.rotation(torch.arange(limit, device=self._device)),
         )
-        self._mixed = MixedSteps(self._slots, self._shape, block_size=self._block_size)
+        budget = config.step_budget(self._device.type)
+        capturing = Capturing(self._device)
+        self._mixed_graphs = MixedGraphs(
+            self._slots,
+            self._shape,
+            capturing,
+            max_num_seqs=config.max_num_seqs,
+            budget=budget,
+            block_size=self._block_size,
+            page_dtype=loaded.kv_dtype,
+        )
+        self._mixed = MixedSteps(
+            self._slots, self._shape, self._mixed_graphs, block_size=self._block_size
+        )
         self._graphs = DecodeGraphs(
             self._slots,
             self._sampler,
             self._shape,
+            capturing,
             max_num_seqs=config.max_num_seqs,
             vocab_size=loaded.config.vocab_size,
             block_size=self._block_size,
         )
-        budget = config.step_budget(self._device.type)
         plan = largest_step(
             config.max_num_seqs, budget, max_model_len=limit, block_size=self._block_size
         )
@@ -124,6 +139,7 @@ class GpuRunner:
                 self._pages(size.num_blocks, loaded) for _ in range(loaded.config.num_layers)
             ]
         with stages("graphs"):
+            self._mixed_graphs.capture(self._model, self._kv)
             self._graphs.capture(self._model, self._kv)
         self.info = loaded.info(config, size, stages)
 
@@ -148,15 +164,16 @@ class GpuRunner:
 
     def _execute(self, plan: Plan) -> _Launched:
         self._slots.apply(plan)
-        self._sampler.add(plan.new_rows)
         self._copy_pages(plan.page_copies)
         rows = SamplingRows.of(plan)
         if plan.num_decodes == len(plan.slots):
             logits = self._graphs.forward(plan)
+            self._sampler.add(plan.new_rows)
             if not self._sampler.needs_reading(rows.slots):
                 return _Launched(Download([self._graphs.sample(plan)]), None)
         else:
             hidden = self._mixed.forward(self._model, plan, self._kv)
+            self._sampler.add(plan.new_rows)
             if not len(rows.slots):  # prompts that go on in the next step
                 return _Launched(Download([hidden.new_empty(0, dtype=torch.int64)]), None)
             logits = self._model.logits(hidden)
@@ -185,14 +202,21 @@ class GpuRunner:
         with compiled_together():
             kv = [pages] * model.num_layers
             self._run_once(model, plan, kv)
+            self._mixed_graphs.launch(model, kv)
             self._graphs.launch_all(model, kv)
 
     def _profile(self, plan: Plan, kv: list[KVCache]) -> int:
-        """Bytes that the largest step takes beside weights and pages."""
+        """Bytes that the largest step and the graphs take beside weights and pages."""
+        largest = [self._mixed_graphs.largest]
+        return self._taken(lambda: self._run_once(self._model, plan, kv)) + self._taken(
+            lambda: self._mixed_graphs.launch(self._model, kv, largest)
+        )
+
+    def _taken(self, run: Callable[[], object]) -> int:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        self._run_once(self._model, plan, kv)
+        run()
         taken = torch.cuda.max_memory_allocated(self._device) - before
         torch.cuda.empty_cache()  # so that what is free can be seen
         return taken

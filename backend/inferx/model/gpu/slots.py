@@ -8,7 +8,7 @@ from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.inputs import SlotState
 
 from inferx.engine.plan import Plan
-from inferx.model.gpu.upload import upload
+from inferx.model.upload import upload
 
 
 class Slots:
