@@ -92,6 +92,8 @@ def compile_rows() -> None:
     rows.norm_rows(x, None, 0.0, quantize=True)
     rows.silu_mul_rows(x)
     rows.silu_mul_rows(x, late=late, quantize=True)
+    wide_late = rows.LateScales(torch.zeros(2), torch.zeros(28_672))
+    rows.silu_mul_rows(torch.zeros(2, 28_672, dtype=BF16), late=wide_late, quantize=True)
 
 
 def compile_sampling() -> None:

@@ -70,3 +70,16 @@ def test_gated_activation(is_late: bool, quantize: bool) -> None:
     y = silu_mul_rows(gate_up, late=late, quantize=quantize)
     limit = E4M3_ROUNDING if quantize else cases.ROUNDING
     assert cases.distance(value(y), F.silu(gate) * up) < limit
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("width", [2048, 2050, 4100])
+def test_gated_activation_of_rows_in_several_tiles(width: int, is_late: bool) -> None:
+    gate_up = cases.randn(2, 2 * width)
+    late = LateScales(cases.rand(2), cases.rand(2 * width)) if is_late else None
+    wanted = gate_up.float()
+    if late is not None:
+        wanted = wanted * late.x.unsqueeze(1) * late.weight
+    gate, up = wanted.chunk(2, dim=-1)
+    y = silu_mul_rows(gate_up, late=late, quantize=True)
+    assert cases.distance(value(y), F.silu(gate) * up) < E4M3_ROUNDING

@@ -11,8 +11,9 @@ from inferx_kernels.fp8 import Quantized
 from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.device import use_pdl
 from inferx_kernels.triton.rope import rope_write_kernel
-from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel
+from inferx_kernels.triton.row_ops import norm_kernel, silu_mul_kernel, silu_mul_quantize_kernel
 from inferx_kernels.triton.sizes import cdiv, next_power_of_2
+from inferx_kernels.triton.tuning import silu_mul_tile
 
 _MANY_TOKENS = 1024  # from here on programs of several tokens leave enough of them to fill the chip
 
@@ -79,26 +80,22 @@ def silu_mul_rows(
     Returns [num_tokens, width] in its dtype, or Quantized.
     """
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    dtype = torch.float8_e4m3fn if quantize else gate_up.dtype
-    out = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
-    scale = torch.empty(num_rows, dtype=torch.float32, device=out.device) if quantize else None
-    block = next_power_of_2(width) if quantize else min(2048, next_power_of_2(width))
+    block, num_warps = silu_mul_tile(width, quantize)
+    num_blocks = cdiv(width, block)
+    scales = (late.x, late.weight) if late else (None, None)
     pdl = use_pdl(gate_up)
-    silu_mul_kernel[(num_rows, cdiv(width, block))](
-        gate_up,
-        late.x if late else None,
-        late.weight if late else None,
-        out,
-        scale,
-        width,
-        BLOCK=block,
-        LATE=late is not None,
-        QUANTIZE=quantize,
-        PDL=pdl,
-        num_warps=_row_warps(block),
-        launch_pdl=pdl,
+    same = {"BLOCK": block, "LATE": late is not None, "PDL": pdl}
+    launch = {"num_warps": num_warps, "launch_pdl": pdl}
+    if not quantize:
+        out = torch.empty(num_rows, width, dtype=gate_up.dtype, device=gate_up.device)
+        silu_mul_kernel[(num_rows, num_blocks)](gate_up, *scales, out, width, **same, **launch)
+        return out
+    out = torch.empty(num_rows, width, dtype=torch.float8_e4m3fn, device=gate_up.device)
+    scale = torch.empty(num_rows, dtype=torch.float32, device=gate_up.device)
+    silu_mul_quantize_kernel[(num_rows,)](
+        gate_up, *scales, out, scale, width, NUM_BLOCKS=num_blocks, **same, **launch
     )
-    return out if scale is None else Quantized(out, scale)
+    return Quantized(out, scale)
 
 
 def rope_write(

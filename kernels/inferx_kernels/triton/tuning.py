@@ -61,6 +61,15 @@ def skinny_config(num_tokens: int, features: int, width: int, itemsize: int) -> 
     return LinearConfig(64, 256 // itemsize, 4, 4 if itemsize == 1 else 5, split_k)
 
 
+def silu_mul_tile(width: int, quantize: bool) -> tuple[int, int]:
+    """Columns of a tile of the gated activation, and warps."""
+    block = min(2048, max(256, next_power_of_2(width)))
+    if not quantize:
+        return block, 4
+    # A whole row stays in registers
+    return (block, 8) if width <= 8 * block else (2 * block, 16)
+
+
 def decode_config(head_dim: int, page_itemsize: int) -> DecodeConfig:
     row = next_power_of_2(head_dim) * page_itemsize  # bytes
     if row <= 128:

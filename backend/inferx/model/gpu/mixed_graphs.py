@@ -26,13 +26,13 @@ from inferx.model.gpu.slots import Slots
 from inferx.model.upload import upload_into
 
 LARGEST = 2048  # tokens of a step
-MOST_PROMPTS = 32  # of a step
+MOST_PROMPTS = 16  # of a step
 _KEYS = 2  # a token: for the copy of prompts' e4m3 pages
 
 
 def step_sizes(budget: int) -> list[int]:
-    """Tokens: by 64 to 512, by 128 to 1024, by 256 to 2048, and not beyond `budget`."""
-    sizes = [*range(64, 512, 64), *range(512, 1024, 128), *range(1024, LARGEST, 256)]
+    """Tokens, none more than `budget`: each of them takes 0.2 s to capture."""
+    sizes = [*range(64, 256, 64), *range(256, 768, 128), *range(768, LARGEST, 256)]
     return [size for size in sizes if size < budget] + [min(budget, LARGEST)]
 
 
