@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from inferx.config import EngineConfig
 from inferx.errors import ConfigError
@@ -29,14 +30,29 @@ def model_and_tokenizer(
     return source, source
 
 
-def tokenizers_of_repository(repository: Path) -> dict[str, ModelSource]:
-    """By model, for InferX's own: of the version that Triton serves, the one with the highest
-    number. Raises ConfigError or ModelLoadError."""
+class StoredModel(NamedTuple):
+    """A model of a repository, in the version that Triton serves: the one with the highest
+    number."""
+
+    directory: Path  # of the version
+    config: EngineConfig
+
+
+def models_in_repository(repository: Path) -> dict[str, StoredModel]:
+    """By name, InferX's own. Raises ConfigError."""
     found = {}
     for config in sorted(repository.glob("*/config.pbtxt")):
         versions = [path for path in config.parent.iterdir() if path.name.isdecimal()]
         directory = max(versions, key=lambda path: int(path.name), default=None)
         if directory is not None and (directory / "model.json").exists():
             settings = EngineConfig.from_file(directory / "model.json")
-            found[config.parent.name] = model_and_tokenizer(settings, model_roots(directory))[1]
+            found[config.parent.name] = StoredModel(directory, settings)
     return found
+
+
+def tokenizers_of_repository(repository: Path) -> dict[str, ModelSource]:
+    """By model. Raises ConfigError or ModelLoadError."""
+    return {
+        name: model_and_tokenizer(config, model_roots(directory))[1]
+        for name, (directory, config) in models_in_repository(repository).items()
+    }

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from inferx.config import EngineConfig
 from inferx.errors import ConfigError
 from inferx.source import ModelSource
 from inferx.text.tokenizer import Tokenizer
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 # Bytes that the kernel keeps for a client that does not read; its own choice grows to megabytes
 _SEND_BUFFER = 128 << 10
 _PACKAGES = ("fastapi", "uvicorn", "tritonclient")
+
+
+class Served(NamedTuple):
+    """What the endpoint has to know of a model."""
+
+    config: EngineConfig
+    tokenizer: ModelSource
 
 
 class Frontend(NamedTuple):
@@ -59,19 +67,22 @@ class Frontend(NamedTuple):
         self,
         listener: socket.socket,
         server: TritonServer,
-        sources: Mapping[str, ModelSource],
+        served: Mapping[str, Served],
     ) -> OpenAIServer:
-        """For a Triton server that is ready; `sources` are the tokenizers of its models."""
+        """For a Triton server that is ready, and its models."""
         # grpcio's older poller takes much less of a core than the default one
         os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
         from inferx.entrypoints.openai.app import Backend
         from inferx.entrypoints.openai.limits import Limits
         from inferx.entrypoints.openai.server import OpenAIServer
 
-        tokenizers = {name: Tokenizer.from_source(source) for name, source in sources.items()}
+        tokenizers = {
+            name: Tokenizer.from_source(model.tokenizer) for name, model in served.items()
+        }
+        configs = {name: model.config for name, model in served.items()}
         openai = OpenAIServer(
             listener,
-            Backend(server.grpc_url, server.metrics_url, tokenizers),
+            Backend(server.grpc_url, server.metrics_url, tokenizers, configs),
             limits=Limits(max_requests=self.max_requests, max_body=self.max_body),
             api_key=self.api_key,
             drain_timeout=server.exit_timeout + 5,

@@ -14,11 +14,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from inferx.entrypoints.frontend import Frontend
+from inferx.entrypoints.frontend import Frontend, Served
 from inferx.entrypoints.settings import engine_config, option_name
 from inferx.errors import ConfigError, ModelLoadError
-from inferx.model_sources import model_and_tokenizer, tokenizers_of_repository
-from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, ModelSource, resolve
+from inferx.model_sources import (
+    model_and_tokenizer,
+    models_in_repository,
+    tokenizers_of_repository,
+)
+from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, resolve
 from inferx.triton.server import ServerError, TritonServer, find_server, write_model_repository
 
 if TYPE_CHECKING:
@@ -67,12 +71,13 @@ def serve(
             **endpoint.options(),
             log=None,
         )
-        sources = tokenizers_of_repository(server.repository) if frontend else {}
-        return _run(server, models, config.start_timeout, frontend, sources)
+        served = _served_from(server.repository) if frontend else {}
+        return _run(server, models, config.start_timeout, frontend, served)
     settings, roots = local_model(settings)
     name = name or served_name(config.model)
     installation = find_server(tritonserver)
     tokenizer = model_and_tokenizer(engine_config(settings), roots or [Path.cwd()])[1]
+    served = {name: Served(config, tokenizer)}
     with tempfile.TemporaryDirectory(prefix="inferx-models-") as folder:
         server = TritonServer(
             write_model_repository(folder, name, settings),
@@ -82,7 +87,13 @@ def serve(
             log=None,
             environment=with_roots(os.environ, roots),
         )
-        return _run(server, [name], config.start_timeout, frontend, {name: tokenizer})
+        return _run(server, [name], config.start_timeout, frontend, served)
+
+
+def _served_from(repository: Path) -> dict[str, Served]:
+    tokenizers = tokenizers_of_repository(repository)
+    models = models_in_repository(repository)
+    return {name: Served(models[name].config, source) for name, source in tokenizers.items()}
 
 
 def models_of_repository(model: str) -> list[str]:
@@ -160,20 +171,20 @@ def _run(
     names: list[str],
     start_timeout: float,
     frontend: Frontend | None,
-    sources: Mapping[str, ModelSource],
+    served: Mapping[str, Served],
 ) -> int:
-    """`sources`: the models' tokenizers."""
+    """`served`: the models of the endpoint."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    listener = frontend.listen(server.address) if frontend and sources else None
+    listener = frontend.listen(server.address) if frontend and served else None
     openai: OpenAIServer | None = None
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         server.start(timeout=start_timeout + 60, on_wait=_progress(", ".join(names)))
         if frontend and listener:
-            openai = frontend.start(listener, server, sources)
+            openai = frontend.start(listener, server, served)
         _announce(server, names, openai)
         status = server.wait()
         raise ServerError(f"tritonserver ended by itself with status {status}")
@@ -207,7 +218,8 @@ def _progress(name: str) -> Callable[[float], None]:
 
 
 def _announce(server: TritonServer, names: list[str], openai: OpenAIServer | None) -> None:
-    shown = f"  OpenAI   http://{server.reachable_host}:{openai.port}/v1\n" if openai else ""
+    url = f"http://{server.reachable_host}:{openai.port}" if openai else ""
+    shown = f"  OpenAI   {url}/v1\n  status   {url}/\n" if openai else ""
     _say(
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} ready\n"
         f"{shown}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from inferx.config import EngineConfig
 from inferx.entrypoints.openai.chat import ChatAnswer, chat_prompt
 from inferx.entrypoints.openai.completions import CompletionAnswer
-from inferx.entrypoints.openai.door import Door
+from inferx.entrypoints.openai.door import STATUS_PATH, Door
 from inferx.entrypoints.openai.errors import ApiError, encoded
 from inferx.entrypoints.openai.generation import Generation
 from inferx.entrypoints.openai.health import metrics_page, unhealthy
 from inferx.entrypoints.openai.limits import Limits
 from inferx.entrypoints.openai.models import Models
+from inferx.entrypoints.openai.page import Page, status_page
 from inferx.entrypoints.openai.protocol import chat_request, completion_request
+from inferx.entrypoints.openai.recent_errors import RecentErrors
+from inferx.entrypoints.openai.status import Status
 from inferx.entrypoints.openai.streaming import GenerateRoute, Job, as_api_error
 from inferx.entrypoints.openai.turns import Turns
 from inferx.text.tokenizer import Tokenizer
@@ -32,20 +36,27 @@ class Backend(NamedTuple):
     grpc_url: str
     metrics_url: str
     tokenizers: Mapping[str, Tokenizer]  # by model
+    configs: Mapping[str, EngineConfig] = {}  # likewise, for the status page
 
 
 class _Endpoint:
     """What the routes share while the application runs."""
 
     models: Models
+    status: Status
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.errors = RecentErrors()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="inferx-openai")
 
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
-        self.models = Models(self._backend.grpc_url, self._backend.tokenizers)
+        backend = self._backend
+        self.models = Models(backend.grpc_url, backend.tokenizers)
+        self.status = Status(
+            self.models, backend.configs, backend.metrics_url, self._threads, self.errors
+        )
         try:
             yield
         finally:
@@ -95,6 +106,21 @@ class _Endpoint:
         page = await metrics_page(self._backend.metrics_url, self._threads)
         return Response(page, media_type="text/plain; version=0.0.4")
 
+    async def show_status(self) -> Response:
+        headers = {"cache-control": "no-store"}
+        return Response(await self.status.json(), media_type="application/json", headers=headers)
+
+    async def on_error(self, request: Request, error: Exception) -> Response:
+        path = request.url.path
+        if isinstance(error, HTTPException):
+            error = ApiError(error.status_code, _what_is_wrong(request, error.status_code))
+        problem = as_api_error(error)
+        if path.startswith("/v1/"):  # whatever else is asked for is no request to a model
+            self.errors.note(problem)
+        return Response(
+            encoded(problem), problem.status, dict(problem.headers), media_type="application/json"
+        )
+
 
 def make_app(
     backend: Backend,
@@ -102,35 +128,34 @@ def make_app(
     limits: Limits = Limits(),  # noqa: B008 - immutable
     api_key: str | None = None,
 ) -> FastAPI:
-    """`api_key`: what requests below /v1 have to bring; None: nothing."""
+    """`api_key`: what requests below /v1 and for the status have to bring; None: nothing."""
     endpoint = _Endpoint(backend)
     app = FastAPI(openapi_url=None, lifespan=endpoint.running)
-    app.add_middleware(Door, limits=limits, api_key=api_key)
+    app.add_middleware(Door, limits=limits, api_key=api_key, errors=endpoint.errors)
     # As ASGI applications of their own: a stream holds no more than it needs
     turns = Turns()
     for path, prepare in (
         ("/v1/chat/completions", endpoint.chat),
         ("/v1/completions", endpoint.completions),
     ):
-        route = GenerateRoute(prepare, limits, turns)
+        route = GenerateRoute(prepare, limits, turns, endpoint.errors)
         app.add_route(path, route, methods=["POST"])  # type: ignore[arg-type]
     app.add_api_route("/v1/models", endpoint.list_models)
     app.add_api_route("/v1/models/{name:path}", endpoint.show_model)
     app.add_api_route("/health", endpoint.health)
     app.add_api_route("/metrics", endpoint.metrics)
-    app.add_exception_handler(HTTPException, _on_error)
-    app.add_exception_handler(ApiError, _on_error)
-    app.add_exception_handler(Exception, _on_error)
+    app.add_api_route(STATUS_PATH, endpoint.show_status)
+    app.add_api_route("/", _serving(status_page(needs_key=api_key is not None)))
+    for kind in (HTTPException, ApiError, Exception):
+        app.add_exception_handler(kind, endpoint.on_error)
     return app
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, _what_is_wrong(request, error.status_code))
-    problem = as_api_error(error)
-    return Response(
-        encoded(problem), problem.status, dict(problem.headers), media_type="application/json"
-    )
+def _serving(page: Page) -> Callable[[], Awaitable[Response]]:
+    async def show_page() -> Response:
+        return Response(page.html, media_type="text/html", headers=page.headers)
+
+    return show_page
 
 
 def _what_is_wrong(request: Request, status: int) -> str:

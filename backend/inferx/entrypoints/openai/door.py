@@ -9,36 +9,48 @@ from typing import Any
 
 from inferx.entrypoints.openai.errors import ApiError, encoded
 from inferx.entrypoints.openai.limits import Limits
+from inferx.entrypoints.openai.recent_errors import RecentErrors
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+STATUS_PATH = "/status.json"
+
 _JSON = "application/json"
 _DISCARD_SECONDS = 5.0  # for the rest of a body that is too large, so that its client sees why
 
 
 class Door:
-    """ASGI middleware for all paths below /v1; the others are open."""
+    """ASGI middleware: paths below /v1 are bounded and need the key, the status needs the key alone
+    (it has to answer when the server is full), the others are open."""
 
-    def __init__(self, app: App, limits: Limits, api_key: str | None) -> None:
+    def __init__(self, app: App, limits: Limits, api_key: str | None, errors: RecentErrors) -> None:
         self._app = app
         self._limits = limits
+        self._errors = errors
         self._key = api_key.encode() if api_key else None
         self._inside = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        path = scope["path"] if scope["type"] == "http" else ""
+        bounded = path.startswith("/v1/")
+        if not bounded and path != STATUS_PATH:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         try:
             self._check_key(headers.get(b"authorization", b""))
-            await self._check_size(headers.get(b"content-length", b"0"), receive)
-            self._check_room()
+            if bounded:
+                await self._check_size(headers.get(b"content-length", b"0"), receive)
+                self._check_room()
         except ApiError as error:
+            self._errors.note(error)
             await respond(send, error.status, encoded(error), error.headers)
+            return
+        if not bounded:
+            await self._app(scope, receive, send)
             return
         self._inside += 1
         try:

@@ -17,6 +17,7 @@ from inferx.entrypoints.openai.errors import ApiError, encoded, of_inference_err
 from inferx.entrypoints.openai.generation import Generation
 from inferx.entrypoints.openai.limits import Limits
 from inferx.entrypoints.openai.protocol import json_object
+from inferx.entrypoints.openai.recent_errors import RecentErrors
 from inferx.entrypoints.openai.turns import Turns
 
 T = TypeVar("T")
@@ -41,11 +42,13 @@ class GenerateRoute:
         prepare: Callable[[dict[str, Any]], Awaitable[Job]],
         limits: Limits,
         turns: Turns,
+        errors: RecentErrors,
     ) -> None:
         """`prepare` raises ApiError for what is wrong with a body."""
         self._prepare = prepare
         self._limits = limits
         self._turns = turns
+        self._errors = errors
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
@@ -53,49 +56,51 @@ class GenerateRoute:
             job = await self._prepare(json_object(body))
             del body
             if job.stream:
-                backlog = Backlog(self._limits.max_backlog)
-                await _send_events(job, backlog, self._turns, receive, send)
+                await self._send_events(job, receive, send)
             else:
                 await _send_whole(job, receive, send)
         except (ClientLeft, Overflow):
             return  # an unfinished answer ends with its connection
         except Exception as error:
-            problem = as_api_error(error)
+            problem = self._noted(error)
             await respond(send, problem.status, encoded(problem), problem.headers)
+
+    async def _send_events(self, job: Job, receive: Receive, send: Send) -> None:
+        """Errors before the first event are raised, so that they get a status of their own."""
+        backlog = Backlog(self._limits.max_backlog)
+        work = asyncio.ensure_future(job.generation.stream(backlog))
+        presence = asyncio.ensure_future(_until_gone(receive))
+        presence.add_done_callback(lambda _: backlog.fail(ClientLeft()))
+        try:
+            await backlog.filled()
+            parts = backlog.take()
+            headers = {"x-request-id": job.answer.id, "cache-control": "no-cache"}
+            await start(send, 200, headers, _EVENTS)
+            try:
+                while parts:
+                    await _send_part(send, job.answer.events(parts))
+                    await backlog.filled()
+                    await self._turns.wait()
+                    parts = backlog.take()
+                last = job.answer.ending(job.generation.usage)
+            except (ClientLeft, Overflow):
+                raise
+            except Exception as error:
+                last = event(self._noted(error).body)
+            await send({"type": "http.response.body", "body": last})
+        finally:
+            await _cancelled(work, presence)
+
+    def _noted(self, error: Exception) -> ApiError:
+        problem = as_api_error(error)
+        self._errors.note(problem)
+        return problem
 
 
 async def _send_whole(job: Job, receive: Receive, send: Send) -> None:
     completions = await _while_connected(receive, job.generation.whole())
     body = job.answer.whole(completions, job.generation.usage)
     await respond(send, 200, body, {"x-request-id": job.answer.id})
-
-
-async def _send_events(
-    job: Job, backlog: Backlog, turns: Turns, receive: Receive, send: Send
-) -> None:
-    """Errors before the first event are raised, so that they get a status of their own."""
-    work = asyncio.ensure_future(job.generation.stream(backlog))
-    presence = asyncio.ensure_future(_until_gone(receive))
-    presence.add_done_callback(lambda _: backlog.fail(ClientLeft()))
-    try:
-        await backlog.filled()
-        parts = backlog.take()
-        headers = {"x-request-id": job.answer.id, "cache-control": "no-cache"}
-        await start(send, 200, headers, _EVENTS)
-        try:
-            while parts:
-                await _send_part(send, job.answer.events(parts))
-                await backlog.filled()
-                await turns.wait()
-                parts = backlog.take()
-            last = job.answer.ending(job.generation.usage)
-        except (ClientLeft, Overflow):
-            raise
-        except Exception as error:
-            last = event(as_api_error(error).body)
-        await send({"type": "http.response.body", "body": last})
-    finally:
-        await _cancelled(work, presence)
 
 
 async def _send_part(send: Send, body: bytes) -> None:

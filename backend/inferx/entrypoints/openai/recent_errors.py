@@ -1,0 +1,63 @@
+"""RecentErrors: what requests failed with lately, for the status page."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from inferx.entrypoints.openai.errors import ApiError
+
+_KEPT = 20  # different sentences; a client can make up as many as it likes
+_FIELD = re.compile(r"[\w.\[\]]{1,40}")
+
+
+@dataclass
+class _Entry:
+    count: int = 0
+    wall: float = 0.0  # Unix seconds of the last one
+    monotonic: float = 0.0
+
+
+class RecentErrors:
+    """One entry for each status and sentence. For one event loop.
+
+    Sentences that may quote a request (statuses 400 and 404) are replaced: what clients ask is not
+    shown to those who watch the server.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, str], _Entry] = {}  # the latest one last
+
+    def note(self, error: ApiError) -> None:
+        key = (error.status, _sentence(error))
+        entry = self._entries.pop(key, None) or _Entry()
+        entry.count += 1
+        entry.wall, entry.monotonic = time.time(), time.monotonic()
+        self._entries[key] = entry
+        if len(self._entries) > _KEPT:
+            del self._entries[next(iter(self._entries))]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The latest one first. `age` in seconds does not depend on the clock, `time` does."""
+        now = time.monotonic()
+        return [
+            {
+                "status": status,
+                "message": message,
+                "count": entry.count,
+                "time": round(entry.wall),
+                "age": round(now - entry.monotonic, 1),
+            }
+            for (status, message), entry in reversed(self._entries.items())
+        ]
+
+
+def _sentence(error: ApiError) -> str:
+    if error.status == 400:
+        named = error.param and _FIELD.fullmatch(error.param)
+        return f"a request was invalid: {error.param}" if named else "a request was invalid"
+    if error.status == 404:
+        return "a request named a model or a path that is not here"
+    return error.message
