@@ -23,8 +23,7 @@ _FRESH = 0.5  # seconds for which an answer is given again: metrics change about
 _READY_TIMEOUT = 2.0  # seconds
 _SETTINGS = (
     *("engine", "device", "dtype", "kv_cache_dtype", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "enable_async_batch"),
-    *("batch_invariant", "max_queue_size"),
+    *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "max_queue_size"),
 )
 _HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 

@@ -42,41 +42,48 @@ function fillPairs(list, pairs, wrap) {
   pairs.forEach(([, value], index) => say(values[index], value))
 }
 
-// `lines`: up to two of { name, points: [[at, value or null]], shown }, over the time until `now`.
-function chart(figure, lines, now, shown) {
-  const width = Math.max(220, figure.clientWidth)
-  const height = 150
+// `lines`: up to two of { name, points: [[at, value or null]] }, over the time until `now`.
+// The axis is round in `unit`.
+function chart(figure, lines, now, shown, unit = 1) {
+  if (!figure.firstChild) {
+    figure.append(element("figcaption", { class: "legend" }), element("div", { class: "plot" }))
+  }
+  const [legend, plot] = figure.children
+  const width = Math.max(200, plot.clientWidth)
+  const height = Math.max(120, plot.clientHeight)
+  const span = Math.min(HISTORY, Math.max(MINUTE, now - lines[0].points[0][0]))
   const box = { left: 0, right: width, top: 16, bottom: height - 18 }
-  const values = lines.flatMap((line) => line.points.map(([, value]) => value ?? 0))
-  const top = roundTop(Math.max(...values, 0))
-  const x = (at) => box.right - ((now - at) / HISTORY) * (box.right - box.left)
+  const top = roundTop(highest(lines) / unit) * unit
+  const x = (at) => box.right - ((now - at) / span) * (box.right - box.left)
   const y = (value) => box.bottom - (value / top) * (box.bottom - box.top)
   const grid = [top, top / 2, 0].flatMap((value) => [
     drawn("line", { class: "grid", x1: 0, x2: width, y1: y(value), y2: y(value) }),
     drawn("text", { x: 0, y: y(value) - 4 }, value ? shown(value) : ""),
   ])
   const times = [
-    drawn("text", { x: 0, y: height - 3 }, "5 min ago"),
+    drawn("text", { x: 0, y: height - 3 }, `${shownAge(span)} ago`),
     drawn("text", { x: width, y: height - 3, "text-anchor": "end" }, "now"),
   ]
   const kinds = ["first", "second"]
   const paths = lines.map((line, index) =>
     drawn("path", { class: kinds[index], d: path(line.points, x, y) }),
   )
-  const picture = drawn(
+  plot.replaceChildren(drawn(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": described(lines, shown) },
     ...grid, ...times, ...paths.reverse(),
-  )
-  const legend = element("figcaption", { class: "legend" })
-  legend.append(
+  ))
+  legend.replaceChildren(
     ...lines.map((line, index) => {
-      const now = line.points.at(-1)?.[1]
-      const text = now === null || now === undefined ? "–" : shown(now)
+      const latest = line.points.at(-1)?.[1] ?? null
+      const text = latest === null ? "–" : shown(latest)
       return element("span", {}, element("i", { class: kinds[index] }), line.name, element("b", {}, text))
     }),
   )
-  figure.replaceChildren(legend, picture)
+}
+
+function highest(lines) {
+  return Math.max(0, ...lines.flatMap((line) => line.points.map(([, value]) => value ?? 0)))
 }
 
 function path(points, x, y) {

@@ -2,7 +2,7 @@
 // on a clock that never jumps.
 
 const HISTORY = 300
-const RATE_SPAN = 2.5 // the least over which a rate is formed: counters are written once a second
+const RATE_SPAN = 4.5 // the least over which a rate is formed: counters are written once a second
 const MINUTE = 60
 
 class History {
@@ -28,7 +28,7 @@ class History {
   // Per second up to `reading`; null before there is a span to form it over.
   #rate(reading, counter) {
     const before = this.readings.findLast((old) => reading.at - old.at >= RATE_SPAN)
-    if (!before || reading.at - before.at > 4 * RATE_SPAN) return null
+    if (!before || reading.at - before.at > 3 * RATE_SPAN) return null
     return (reading.values[counter] - before.values[counter]) / (reading.at - before.at)
   }
 

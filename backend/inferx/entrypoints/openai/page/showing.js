@@ -44,22 +44,23 @@ function showFigures(history, now) {
   const pages = PAGE_STATES.map((state) => values[`kv_pages_${state}`] ?? 0)
   const allPages = pages.reduce((sum, count) => sum + count, 0)
   fillPairs(byId("tiles"), [
-    ["Tokens per second", shownNumber(pace)],
+    ["Tokens/s", shownNumber(pace)],
     ["Running", shownNumber(values.num_requests_running)],
     ["Waiting", shownNumber(values.num_requests_waiting)],
     ["Batch size", shownNumber(values.batch_size)],
-    ["KV pages in use", shownShare(pages[0], allPages)],
-    ["Prefix cache hits", shownShare(values.prefix_cache_hits_total, values.prefix_cache_queries_total)],
+    ["KV pages used", shownShare(pages[0], allPages)],
+    ["Prefix hits", shownShare(values.prefix_cache_hits_total, values.prefix_cache_queries_total)],
   ], true)
   chart(byId("pace"), [{ name: "to clients", points: history.line((reading) => reading.pace) }], now, shownNumber)
   chart(byId("load"), [
     { name: "running", points: history.line(({ values }) => values.num_requests_running) },
     { name: "waiting", points: history.line(({ values }) => values.num_requests_waiting) },
   ], now, shownNumber)
-  chart(byId("memory"), [
+  const memory = [
     { name: "resident", points: history.line(({ values }) => values.engine_memory_resident_bytes) },
     { name: "peak", points: history.line(({ values }) => values.engine_memory_peak_bytes) },
-  ], now, shownBytes)
+  ]
+  chart(byId("memory"), memory, now, shownBytes, highest(memory) < 2 ** 30 ? 2 ** 20 : 2 ** 30)
   pageMap(pages)
   showLatency(history)
   showTotals(values)
@@ -89,7 +90,7 @@ function showLatency(history) {
 function showTotals(values) {
   fillPairs(byId("totals"), [
     ["Answered", "request_success_total"],
-    ["Cancelled by their clients", "request_cancellations_total"],
+    ["Cancelled", "request_cancellations_total"],
     ["Refused", "request_rejections_total"],
     ["Failed", "request_failures_total"],
     ["Prompt tokens", "prompt_tokens_total"],
