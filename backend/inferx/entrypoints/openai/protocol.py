@@ -53,6 +53,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": (),
     "suffix": ("",),
 }
+FIELDS = frozenset(
+    (*_SAMPLING, *_COMMON, *_CHAT, *_CHAT_EXTRAS, *_COMPLETION, *_BOOKKEEPING, *_UNSUPPORTED)
+)
 _MESSAGE_FIELDS = ("role", "content", "name", "reasoning_content")
 _MESSAGE_UNSUPPORTED = ("tool_calls", "tool_call_id", "function_call", "audio", "refusal")
 _TEMPLATE_OWN = ("tokenizer", "messages", "tools", "add_generation_prompt")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from inferx.entrypoints.openai.errors import ApiError
+from inferx.entrypoints.openai.protocol import FIELDS
 
 _KEPT = 20  # different sentences; a client can make up as many as it likes
-_FIELD = re.compile(r"[\w.\[\]]{1,40}")
 
 
 @dataclass
@@ -56,8 +55,8 @@ class RecentErrors:
 
 def _sentence(error: ApiError) -> str:
     if error.status == 400:
-        named = error.param and _FIELD.fullmatch(error.param)
-        return f"a request was invalid: {error.param}" if named else "a request was invalid"
+        where = f": {error.param}" if error.param in FIELDS else ""
+        return f"a request was invalid{where}"
     if error.status == 404:
         return "a request named a model or a path that is not here"
     return error.message
