@@ -111,20 +111,28 @@ class Tab:
 
 
 @contextlib.contextmanager
-def chromium(program: str) -> Iterator[Tab]:
-    """A tab of a fresh browser, which ends with the block."""
+def chromium(program: str) -> Iterator[Browser]:
+    """A fresh browser, which ends with the block."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
-        browser = _Pipe([program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"])
+        pipe = _Pipe([program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"])
         try:
-            (target,) = (
-                target["targetId"]
-                for target in browser.call("Target.getTargets")["targetInfos"]
-                if target["type"] == "page"
-            )
-            attached = browser.call("Target.attachToTarget", {"targetId": target, "flatten": True})
-            yield Tab(browser, attached["sessionId"])
+            yield Browser(pipe)
         finally:
-            browser.close()
+            pipe.close()
+
+
+class Browser:
+    def __init__(self, pipe: _Pipe) -> None:
+        self._pipe = pipe
+
+    @contextlib.contextmanager
+    def tab(self) -> Iterator[Tab]:
+        """One that shares nothing with others."""
+        context = self._pipe.call("Target.createBrowserContext")
+        target = self._pipe.call("Target.createTarget", {"url": "about:blank", **context})
+        attached = self._pipe.call("Target.attachToTarget", {**target, "flatten": True})
+        yield Tab(self._pipe, attached["sessionId"])
+        self._pipe.call("Target.disposeBrowserContext", context)
 
 
 class _Pipe:
