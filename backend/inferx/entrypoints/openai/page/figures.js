@@ -19,7 +19,7 @@ class History {
     const last = this.last
     if (!values || (last && at === last.at)) return
     if (last && (at < last.at || restarted(values, last.values))) this.readings = []
-    const reading = { at, values, histograms }
+    const reading = { at, values, histograms, seen: new Date() }
     reading.pace = this.#rate(reading, "generation_tokens_total")
     this.readings.push(reading)
     while (at - this.readings[0].at > HISTORY) this.readings.shift()
@@ -98,6 +98,10 @@ function shownBytes(bytes) {
   return bytes < 2 ** 30
     ? `${Math.round(bytes / 2 ** 20).toLocaleString("en")} MiB`
     : `${(bytes / 2 ** 30).toFixed(2)} GiB`
+}
+
+function shownTime(date) {
+  return date.toLocaleTimeString("en", { hourCycle: "h23" })
 }
 
 function shownAge(seconds) {

@@ -18,7 +18,7 @@ async function ask(model, question, maxTokens, temperature) {
       }),
       signal: asking.signal,
     })
-    if (!response.ok) throw new Error((await response.json()).error.message)
+    if (!response.ok) throw new Error(await problemOf(response))
     for await (const event of events(response.body)) answer.take(event)
     answer.end(null)
     messages.push(given, { role: "assistant", content: answer.text })
@@ -28,6 +28,15 @@ async function ask(model, question, maxTokens, temperature) {
   } finally {
     asking = null
     busy(false)
+  }
+}
+
+// The server's sentence; whatever stands in between may answer with something else.
+async function problemOf(response) {
+  try {
+    return (await response.json()).error.message
+  } catch {
+    return `status ${response.status}`
   }
 }
 

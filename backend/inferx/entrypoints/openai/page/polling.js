@@ -7,7 +7,7 @@ const TIMEOUT = 8000
 const histories = new Map() // by model
 let key = null // in memory alone
 let status = null
-let heard = 0 // performance.now() of the last status
+let heard = null // Date of the last status
 let failures = 0
 let timer = null
 let polling = false
@@ -46,7 +46,7 @@ async function poll() {
 
 function take(found) {
   status = found
-  heard = performance.now()
+  heard = new Date()
   byId("key-form").hidden = true
   byId("main").hidden = false
   for (const { name, values, histograms } of status.models) {
@@ -66,9 +66,10 @@ function show() {
 }
 
 function showFailure() {
-  const since = status ? `, for ${shownAge((performance.now() - heard) / 1000)}` : ""
+  const since = heard ? `has not answered since ${shownTime(heard)}` : "does not answer"
+  document.title = "no answer · InferX"
   showState("stale", "no answer")
-  notice([`The server does not answer${since}. Trying again.`])
+  notice([`The server ${since}. Trying again.`])
 }
 
 function offerModels(names) {
@@ -106,6 +107,7 @@ byId("key-form").addEventListener("submit", (event) => {
   poll()
 })
 byId("model-select").addEventListener("change", () => {
+  asking?.abort()
   clearChat()
   show()
 })

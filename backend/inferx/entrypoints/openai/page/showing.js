@@ -20,8 +20,9 @@ const DEFAULTS = { max_model_len: "the model's", max_num_batched_tokens: "the de
 function showModel(status, model, history) {
   const [mark, text] = STATES[model.state]
   showState(mark, text)
-  const old = history.last && status.at - history.last.at > 1 && status.problem
-  notice([status.problem && `${status.problem}. Trying again.${old ? ` The figures are ${shownAge(status.at - history.last.at)} old.` : ""}`, NOTICES[model.state]])
+  const seen = history.last && `The figures are those of ${shownTime(history.last.seen)}.`
+  const problem = status.problem && [`${status.problem}.`, seen, "Trying again."]
+  notice([problem, NOTICES[model.state]])
   showErrors(status.errors)
   fillPairs(byId("settings"), Object.entries(model.settings).map(([name, value]) => [name, shownSetting(name, value)]))
   if (history.last) showFigures(history, status.at)
@@ -33,8 +34,9 @@ function showState(mark, text) {
   say(node, text)
 }
 
+// Without anything that changes every second: it is read out.
 function notice(sentences) {
-  const text = sentences.filter(Boolean).join(" ")
+  const text = sentences.flat().filter(Boolean).join(" ")
   byId("notice").hidden = !text
   say(byId("notice"), text)
 }
