@@ -31,7 +31,7 @@ def test_figures_are_shown_and_there_is_no_word_on_the_console(tab: Tab, site: S
         "Running": "2",
         "Waiting": "1",
         "Batch size": "2",
-        "KV pages used": "20%",
+        "KV used": "20%",
         "Prefix hits": "–",
     }
     assert pairs(tab, "#settings") == {"model": "org/made-up", "max_model_len": "the model's"}

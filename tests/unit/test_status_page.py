@@ -80,3 +80,11 @@ def test_every_field_has_a_label(served: Page) -> None:
 @pytest.mark.parametrize(("needs_key", "mark"), [(True, "required"), (False, "none")])
 def test_the_page_knows_whether_to_ask_for_a_key(needs_key: bool, mark: str) -> None:
     assert f'data-key="{mark}"'.encode() in status_page(needs_key=needs_key).html
+
+
+def test_the_wheel_has_the_whole_folder() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="hatchling builds the wheel")
+    builder = wheel.WheelBuilder(str(FOLDER.parents[4]))
+    packed = {file.distribution_path for file in builder.recurse_included_files()}
+    where = "inferx/entrypoints/openai/page"
+    assert {f"{where}/{path.name}" for path in FOLDER.iterdir()} <= packed

@@ -56,11 +56,12 @@ function chart(figure, lines, now, shown, unit = 1) {
   const top = roundTop(highest(lines) / unit) * unit
   const x = (at) => box.right - ((now - at) / span) * (box.right - box.left)
   const y = (value) => box.bottom - (value / top) * (box.bottom - box.top)
-  const grid = [top, top / 2, 0].flatMap((value) => [
+  const grid = [top, top / 2, 0].map((value) =>
     drawn("line", { class: "grid", x1: 0, x2: width, y1: y(value), y2: y(value) }),
-    drawn("text", { x: 0, y: y(value) - 4 }, value ? shown(value) : ""),
-  ])
-  const times = [
+  )
+  const texts = [
+    drawn("text", { x: 0, y: y(top) - 4 }, shown(top)),
+    drawn("text", { x: 0, y: y(top / 2) - 4 }, shown(top / 2)),
     drawn("text", { x: 0, y: height - 3 }, `${shownAge(span)} ago`),
     drawn("text", { x: width, y: height - 3, "text-anchor": "end" }, "now"),
   ]
@@ -71,7 +72,7 @@ function chart(figure, lines, now, shown, unit = 1) {
   plot.replaceChildren(drawn(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": described(lines, shown) },
-    ...grid, ...times, ...paths.reverse(),
+    ...grid, ...paths.reverse(), ...texts,
   ))
   legend.replaceChildren(
     ...lines.map((line, index) => {

@@ -50,7 +50,7 @@ function showFigures(history, now) {
     ["Running", shownNumber(values.num_requests_running)],
     ["Waiting", shownNumber(values.num_requests_waiting)],
     ["Batch size", shownNumber(values.batch_size)],
-    ["KV pages used", shownShare(pages[0], allPages)],
+    ["KV used", shownShare(pages[0], allPages)],
     ["Prefix hits", shownShare(values.prefix_cache_hits_total, values.prefix_cache_queries_total)],
   ], true)
   chart(byId("pace"), [{ name: "to clients", points: history.line((reading) => reading.pace) }], now, shownNumber)
