@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from inferx.entrypoints.openai.health import _ENGINE_DOWN
+from inferx.entrypoints.openai.model_metrics import models_on
 from inferx.observe.families import GAUGES
 
 PAGE = """\
 # TYPE inferx:engine_up gauge
 inferx:engine_up{model="up",version="1"} 1
 inferx:engine_up{model="dead",version="1"} 0
+inferx:engine_up{model="reloaded",version="1"} 0
+inferx:engine_up{model="reloaded",version="2"} 1
 inferx:num_requests_running{model="idle",version="1"} 0
 """
 
 
 def test_an_engine_whose_gauge_is_zero_is_down() -> None:
     assert "inferx:engine_up" in GAUGES
-    assert _ENGINE_DOWN.findall(PAGE) == ["dead"]
+    assert [name for name, model in models_on(PAGE).items() if model.engine_is_down] == ["dead"]

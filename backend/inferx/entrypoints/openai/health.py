@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import re
 from concurrent.futures import Executor
 
 from inferx.entrypoints.openai.errors import ApiError
+from inferx.entrypoints.openai.model_metrics import models_on
 from inferx.entrypoints.openai.models import Models
 
 _SECONDS = 5.0
-_ENGINE_DOWN = re.compile(
-    r'^inferx:engine_up\{[^}]*model="([^"]*)"[^}]*\} 0(?:\.0*)?$', re.MULTILINE
-)
 
 
 async def metrics_page(url: str, executor: Executor) -> str:
@@ -35,9 +32,9 @@ async def unhealthy(models: Models, metrics_url: str, executor: Executor) -> str
     missing = [c.model for c, is_ready in zip(clients, ready, strict=True) if not is_ready]
     if missing:
         return f"not ready: {', '.join(missing)}"
-    down = set(_ENGINE_DOWN.findall(await metrics_page(metrics_url, executor)))
-    served = [name for name in models.names if name in down]
-    return f"the engine is not running: {', '.join(served)}" if served else None
+    metrics = models_on(await metrics_page(metrics_url, executor))
+    down = [name for name in models.names if name in metrics and metrics[name].engine_is_down]
+    return f"the engine is not running: {', '.join(down)}" if down else None
 
 
 def _fetch(url: str) -> str:

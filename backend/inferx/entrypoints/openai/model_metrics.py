@@ -28,8 +28,9 @@ class ModelMetrics:
         return [(None if math.isinf(bound) else bound, count) for bound, count in counts]
 
     @property
-    def engine_is_up(self) -> bool:
-        return self.values.get("engine_up", 0.0) > 0.0
+    def engine_is_down(self) -> bool:
+        """Older Triton servers call a model ready whose engine process has ended."""
+        return self.values.get("engine_up") == 0.0
 
 
 def models_on(page: str) -> dict[str, ModelMetrics]:

@@ -95,8 +95,7 @@ class Status:
 
 
 def _state(is_ready: bool, metrics: ModelMetrics | None, problem: str | None) -> State:
-    """Older Triton servers call a model ready whose engine process has ended."""
-    if metrics is not None and not metrics.engine_is_up:
+    if metrics is not None and metrics.engine_is_down:
         return "engine down"
     if not is_ready:
         return "not ready"
