@@ -1,0 +1,74 @@
+"""Which steps with prompts replay a graph, and which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from inferx.engine.plan import Plan
+from inferx.model.batch import KVCache
+from inferx.model.gpu.attention import AttentionShape
+from inferx.model.gpu.capturing import Capturing
+from inferx.model.gpu.mixed_graphs import LARGEST, MOST_PROMPTS, MixedGraphs, step_sizes
+from inferx.model.gpu.slots import Slots
+from inferx_kernels.rope import Rotation
+
+BUDGET = 300
+CPU = torch.device("cpu")
+
+
+def plan(decodes: int, *prompts: tuple[int, int]) -> Plan:
+    """prompts: where each starts, and how many tokens it brings."""
+    starts, counts = [9] * decodes, [1] * decodes
+    for start, count in prompts:
+        starts.append(start)
+        counts.append(count)
+    return Plan(
+        step=1, slots=list(range(len(counts))), starts=starts, num_tokens=counts,
+        samples=[True] * len(counts), num_decodes=decodes, new_rows=[], block_updates=[],
+        page_copies=[],
+    )  # fmt: skip
+
+
+def graphs(page_dtype: torch.dtype) -> MixedGraphs:
+    angles = Rotation(*(torch.zeros(1024, 1, 16) for _ in range(2)))
+    slots = Slots(32, max_model_len=1024, block_size=16, rotation=angles)
+    shape = AttentionShape(4, 2, 16, frozenset({None}))
+    made = MixedGraphs(
+        slots, shape, Capturing(CPU),
+        max_num_seqs=32, budget=BUDGET, block_size=16, page_dtype=page_dtype,
+    )  # fmt: skip
+    assert made.size_for(plan(0, (0, 5))) is None  # nothing is captured
+    pages = KVCache(*(torch.zeros(4, 16, 2, 16, dtype=page_dtype) for _ in range(2)))
+    made.capture(None, [pages])  # type: ignore[arg-type]  # runs no step on a CPU
+    return made
+
+
+@pytest.mark.parametrize("budget", [1, 63, 64, 65, 300, 2048, 8192])
+def test_sizes_rise_to_the_budget_and_not_beyond(budget: int) -> None:
+    sizes = step_sizes(budget)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(budget, LARGEST)
+    assert all(size % 64 == 0 for size in sizes[:-1])
+
+
+def test_a_step_takes_the_smallest_graph_that_holds_its_tokens() -> None:
+    bf16 = graphs(torch.bfloat16)
+    assert bf16.size_for(plan(3, (0, 30), (5, 31))) == 64
+    assert bf16.size_for(plan(3, (0, 30), (5, 32))) == 128
+    assert bf16.size_for(plan(0, (0, 300))) == 300
+    assert bf16.size_for(plan(0, (0, 301))) is None
+
+
+def test_more_prompts_than_a_graph_has_rows_for_take_none() -> None:
+    bf16 = graphs(torch.bfloat16)
+    assert bf16.size_for(plan(8, *[(0, 2)] * MOST_PROMPTS)) == 64
+    assert bf16.size_for(plan(8, *[(0, 2)] * (MOST_PROMPTS + 1))) is None
+
+
+def test_long_contexts_whose_pages_would_be_copied_take_none() -> None:
+    long = plan(10, (311, 279))
+    assert graphs(torch.bfloat16).size_for(long) == 300
+    e4m3 = graphs(torch.float8_e4m3fn)
+    assert e4m3.size_for(plan(10, (310, 279))) == 300
+    assert e4m3.size_for(plan(10, (322, 279))) is None
+    assert e4m3.size_for(plan(10, (900, 100))) == 128  # too small to be copied
