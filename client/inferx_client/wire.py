@@ -13,7 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 # What a Delta shows besides its text; `logprobs` and `cumulative_logprob` may be added.
-DEFAULT_DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+DEFAULT_DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 
 # An error of a stream is text alone, and InferX begins it with the status. (Triton would send a
 # gRPC status on request, `triton_grpc_error`; tritonserver 2.51 crashes over it when several
@@ -56,6 +56,9 @@ class Delta:
     finish_reason: str | None = None  # "stop" or "length" with the choice's last delta
     num_output_tokens: int | None = None  # in this delta
     num_input_tokens: int | None = None
+    num_cached_tokens: int | None = (
+        None  # of these, found in the prefix cache; with the first response
+    )
     cumulative_logprob: float | None = None
     logprobs: list[dict[str, Any]] | None = None  # one entry per token of this delta
 
@@ -70,6 +73,7 @@ class Completion:
     cumulative_logprobs: list[float | None] = field(default_factory=list)
     logprobs: list[list[dict[str, Any]]] = field(default_factory=list)
     num_input_tokens: int | None = None
+    num_cached_tokens: int | None = None  # of these, found in the prefix cache
 
     @property
     def text(self) -> str:
@@ -92,6 +96,8 @@ class Completion:
             self.cumulative_logprobs[delta.choice] = delta.cumulative_logprob
         if delta.num_input_tokens is not None:
             self.num_input_tokens = delta.num_input_tokens
+        if delta.num_cached_tokens is not None:
+            self.num_cached_tokens = delta.num_cached_tokens
 
 
 def generate_request(
@@ -143,7 +149,7 @@ def deltas(response: service_pb2.ModelStreamInferResponse) -> list[Delta]:
     # A response has an element for each choice; one that holds a single element names its choice.
     named = answer.parameters["choice"].int64_param if "choice" in answer.parameters else 0
     first = named if len(texts) == 1 else 0
-    prompt_size = values.get("num_input_tokens")
+    prompt_size, cached = values.get("num_input_tokens"), values.get("num_cached_tokens")
     return [
         Delta(
             text=text,
@@ -151,6 +157,7 @@ def deltas(response: service_pb2.ModelStreamInferResponse) -> list[Delta]:
             finish_reason=_ended(_item(values, "finish_reason", index)),
             num_output_tokens=_item(values, "num_output_tokens", index),
             num_input_tokens=prompt_size[0] if prompt_size else None,
+            num_cached_tokens=cached[0] if cached else None,
             cumulative_logprob=_item(values, "cumulative_logprob", index),
             logprobs=_parsed(_item(values, "logprobs", index)),
         )

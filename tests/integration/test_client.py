@@ -66,6 +66,16 @@ def test_every_choice_has_its_place(client: Client) -> None:
     assert streamed == {0, 1, 2}
 
 
+def test_a_prompt_seen_before_is_mostly_cached(client: Client) -> None:
+    prompt = [(7 * position) % 1000 for position in range(100)]
+    options = {"max_tokens": 4, "ignore_eos": True, "n": 2}
+    assert client.generate(prompt, **options).num_cached_tokens == 0
+    assert client.generate(prompt, **options).num_cached_tokens == 96  # six pages of 16
+    first, *others = client.stream(prompt, **{**options, "n": 1})
+    assert (first.num_input_tokens, first.num_cached_tokens) == (100, 96)
+    assert {other.num_cached_tokens for other in others} == {None}
+
+
 def test_an_error_has_its_status_and_names_the_parameter(client: Client) -> None:
     with pytest.raises(InferenceError, match="temprature") as error:
         client.generate("Once", temprature=1)

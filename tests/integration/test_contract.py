@@ -29,6 +29,7 @@ DETAILS = (
     "return_cumulative_logprob",
     "return_logprobs",
     "return_num_input_tokens",
+    "return_num_cached_tokens",
     "return_num_output_tokens",
 )
 
@@ -127,6 +128,7 @@ def test_every_output_that_was_asked_for_comes_and_no_other(server: TritonServer
     assert full.as_numpy("cumulative_logprob").tolist() == [0.0]
     assert full.as_numpy("num_input_tokens").tolist() == [1]
     assert full.as_numpy("num_output_tokens").tolist() == [TOKENS]
+    assert full.as_numpy("num_cached_tokens").tolist() == [0]
     entries = json.loads(full.as_numpy("logprobs")[0])
     assert len(entries) == TOKENS
     ((_, first),) = entries[0].items()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -72,6 +74,36 @@ def test_a_streamed_chat_is_the_same_text(client: OpenAI) -> None:
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (37, 8)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_usage_says_what_of_the_prompts_came_from_the_prefix_cache(client: OpenAI, n: int) -> None:
+    shared = [(31 * position + n) % 4000 for position in range(64)]
+
+    def cached(prompts: list[list[int]], **options: Any) -> int:
+        answer = client.completions.create(
+            model=MODEL, prompt=prompts, n=n, max_tokens=2, **options
+        )
+        usage = (list(answer)[-1] if "stream" in options else answer).usage
+        assert usage.prompt_tokens == sum(map(len, prompts))
+        return usage.prompt_tokens_details.cached_tokens
+
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    assert cached([[*shared, 1]]) == 0
+    assert cached([[*shared, 2]]) == 64
+    assert cached([[*shared, 3]], **streaming) == 64
+    assert cached([[*shared, 4], shared[:40], [5 + n] * 20]) == 64 + 32
+    assert cached([[*shared, 6], shared[:41], [10 + n] * 20], **streaming) == 64 + 32
+
+
+def test_a_chat_s_usage_says_what_was_cached(client: OpenAI) -> None:
+    ask = functools.partial(
+        client.chat.completions.create, model=MODEL, messages=QUESTION, max_tokens=1
+    )
+    ask()
+    for answer in (ask(), list(ask(stream=True, stream_options={"include_usage": True}))[-1]):
+        assert answer.usage.prompt_tokens == 37
+        assert answer.usage.prompt_tokens_details.cached_tokens == 32
 
 
 def test_parts_of_text_are_one_message(client: OpenAI) -> None:

@@ -70,6 +70,7 @@ def test_a_streamed_response_is_one_delta_of_its_choice() -> None:
             finish_reason=("BYTES", packed("None")),
             num_output_tokens=("UINT32", struct.pack("<I", 2)),
             num_input_tokens=("UINT32", struct.pack("<I", 9)),
+            num_cached_tokens=("UINT32", struct.pack("<I", 8)),
             cumulative_logprob=("FP32", struct.pack("<f", -0.5)),
             logprobs=("BYTES", packed('[{"5": {"logprob": -0.5}}]')),
         )
@@ -81,6 +82,7 @@ def test_a_streamed_response_is_one_delta_of_its_choice() -> None:
             finish_reason=None,
             num_output_tokens=2,
             num_input_tokens=9,
+            num_cached_tokens=8,
             cumulative_logprob=-0.5,
             logprobs=[{"5": {"logprob": -0.5}}],
         )

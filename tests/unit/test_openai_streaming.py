@@ -102,11 +102,16 @@ def test_the_first_event_of_a_choice_has_the_role_and_the_last_its_reason() -> N
 def test_usage_is_an_event_of_its_own_when_it_is_asked_for() -> None:
     chat = answer(stream_options={"include_usage": True})
     assert parsed(chat.events([Part(0, "a")]))[0]["usage"] is None
-    ending = chat.ending(Usage(1, 2))
+    ending = chat.ending(Usage(5, 4, 2))
     assert ending.endswith(DONE)
     (last,) = parsed(ending.removesuffix(DONE))
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert last["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
 
 
 def test_all_that_wait_get_the_same_turn() -> None:

@@ -46,6 +46,7 @@ def test_a_bare_line_is_completed_to_the_whole_interface():
         ("return_logprobs", "TYPE_BOOL", [1], True),
         ("return_num_input_tokens", "TYPE_BOOL", [1], True),
         ("return_num_output_tokens", "TYPE_BOOL", [1], True),
+        ("return_num_cached_tokens", "TYPE_BOOL", [1], True),
     ]
     assert completed["output"] == [
         {"name": "text_output", "data_type": "TYPE_STRING", "dims": [-1]},
@@ -54,6 +55,7 @@ def test_a_bare_line_is_completed_to_the_whole_interface():
         {"name": "logprobs", "data_type": "TYPE_STRING", "dims": [-1]},
         {"name": "num_input_tokens", "data_type": "TYPE_UINT32", "dims": [1]},
         {"name": "num_output_tokens", "data_type": "TYPE_UINT32", "dims": [-1]},
+        {"name": "num_cached_tokens", "data_type": "TYPE_UINT32", "dims": [1]},
     ]
 
 

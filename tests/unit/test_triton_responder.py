@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inferx.engine.messages import RequestOutput, RequestStart
@@ -176,6 +177,20 @@ def test_choices_have_an_element_each_and_end_apart() -> None:
     counts = [response.outputs["num_output_tokens"].tolist() for response in sent]
     assert [sum(column) for column in zip(*counts, strict=True)] == [1, 2]
     assert {response.outputs["num_input_tokens"].item() for response in sent} == {3}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_first_response_alone_says_how_much_of_the_prompt_was_cached(stream: bool) -> None:
+    request, channel = Request(), Channel()
+    outbox = channel.open(request, stream=stream, n=2, returns=ReturnFlags(num_cached_tokens=True))
+    for uid, cached in ((1, 16), (2, 32)):
+        for output in outputs(" one two", uid=uid):
+            start = RequestStart(queue=0.0, prefill=0.0, cached_tokens=cached)
+            outbox.put(msgspec.structs.replace(output, start=start))
+    channel.wait()
+    first, *others = request.sender.sent
+    assert first.outputs["num_cached_tokens"].tolist() == [16]
+    assert all("num_cached_tokens" not in response.outputs for response in others)
 
 
 def test_choices_without_a_stream_come_in_their_order() -> None:

@@ -1,7 +1,7 @@
 """The tensor interface that every InferX model has, and the configuration completed with it.
 
 Names, types and shapes are those of the existing Triton backend for vLLM, so that its clients work
-unchanged; `input_ids` is ours.
+unchanged; `input_ids` and `num_cached_tokens` are ours.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ CUMULATIVE_LOGPROB = "cumulative_logprob"
 LOGPROBS = "logprobs"
 NUM_INPUT_TOKENS = "num_input_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
+NUM_CACHED_TOKENS = "num_cached_tokens"
 
 
 class _Tensor(NamedTuple):
@@ -41,6 +42,7 @@ _INPUTS = (
     _Tensor("return_logprobs", "TYPE_BOOL", [1]),
     _Tensor("return_num_input_tokens", "TYPE_BOOL", [1]),
     _Tensor("return_num_output_tokens", "TYPE_BOOL", [1]),
+    _Tensor("return_num_cached_tokens", "TYPE_BOOL", [1]),
 )
 _OUTPUTS = (
     _Tensor(TEXT_OUTPUT, "TYPE_STRING", [-1]),
@@ -49,6 +51,7 @@ _OUTPUTS = (
     _Tensor(LOGPROBS, "TYPE_STRING", [-1]),
     _Tensor(NUM_INPUT_TOKENS, "TYPE_UINT32", [1]),
     _Tensor(NUM_OUTPUT_TOKENS, "TYPE_UINT32", [-1]),
+    _Tensor(NUM_CACHED_TOKENS, "TYPE_UINT32", [1]),
 )
 
 

@@ -197,5 +197,10 @@ class Outbox:
         self._enqueue(self)
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt, found in the prefix cache; 0 before anything was computed."""
+        return self.start.cached_tokens if self.start is not None else 0
+
+    @property
     def finished(self) -> bool:
         return all(choice.finish_reason is not None for choice in self.choices)

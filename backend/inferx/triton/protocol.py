@@ -25,6 +25,7 @@ class ReturnFlags(NamedTuple):
     logprobs: bool = False
     num_input_tokens: bool = False
     num_output_tokens: bool = False
+    num_cached_tokens: bool = False
 
 
 class GenerateRequest(NamedTuple):

@@ -19,6 +19,7 @@ from inferx.triton.interface import (
     CUMULATIVE_LOGPROB,
     FINISH_REASON,
     LOGPROBS,
+    NUM_CACHED_TOKENS,
     NUM_INPUT_TOKENS,
     NUM_OUTPUT_TOKENS,
     TEXT_OUTPUT,
@@ -31,7 +32,8 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 def response(outbox: Outbox, shown: Sequence[Choice]) -> Any:
     """A response with what is unsent of the choices `shown`; the others' elements are empty.
 
-    Every output has one element a choice, in their order, but num_input_tokens.
+    Every output has one element a choice, in their order, but num_input_tokens and
+    num_cached_tokens, which the first response alone has.
     """
     choices = outbox.choices
     outputs = [_strings(TEXT_OUTPUT, [c.text if c in shown else "" for c in choices])]
@@ -51,6 +53,8 @@ def response(outbox: Outbox, shown: Sequence[Choice]) -> Any:
         if returns.num_output_tokens:
             counts = [c.num_tokens if c in shown else 0 for c in choices]
             outputs.append(_counts(NUM_OUTPUT_TOKENS, counts))
+        if returns.num_cached_tokens and outbox.last_sent is None:
+            outputs.append(_counts(NUM_CACHED_TOKENS, [outbox.num_cached_tokens]))
     if len(shown) == 1 < len(choices) and _responses_have_parameters():
         return pb_utils.InferenceResponse(outputs, parameters={"choice": shown[0].index})
     return pb_utils.InferenceResponse(outputs)

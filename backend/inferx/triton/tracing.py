@@ -82,7 +82,7 @@ def _trace(model: str, outbox: Outbox) -> RequestTrace:
         sampling=request.sampling if request is not None else None,
         stream=stream,
         input_tokens=outbox.num_input_tokens,
-        cached_tokens=outbox.start.cached_tokens if outbox.start is not None else 0,
+        cached_tokens=outbox.num_cached_tokens,
         output_tokens=sum(choice.stream.num_tokens for choice in outbox.choices),
         finish_reasons=[c.finish_reason for c in outbox.choices if c.finish_reason is not None],
         error=outbox.status,

@@ -59,7 +59,7 @@ class Answer(ABC):
         last = event(self._chunk([], usage.body)) if self._include_usage else b""
         return last + DONE
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         body = self._body(self.chunk_kind, choices)
         return {**body, "usage": usage} if self._include_usage else body
 

@@ -19,14 +19,16 @@ T = TypeVar("T")
 @dataclass
 class Usage:
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompts', found in the prefix cache
     completion_tokens: int = 0
 
     @property
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
@@ -49,7 +51,7 @@ class Generation:
         """Without `count_tokens` there is no usage: each count costs a tensor in every response."""
         details = ["finish_reason"]
         if count_tokens:
-            details += ["num_input_tokens", "num_output_tokens"]
+            details += ["num_input_tokens", "num_output_tokens", "num_cached_tokens"]
         if "logprobs" in sampling:
             details.append("logprobs")
         self._client = client
@@ -73,6 +75,7 @@ class Generation:
         )
         for completion in completions:
             self.usage.prompt_tokens += completion.num_input_tokens or 0
+            self.usage.cached_tokens += completion.num_cached_tokens or 0
             self.usage.completion_tokens += sum(completion.num_output_tokens)
         return completions
 
@@ -98,6 +101,7 @@ class Generation:
                 if prompt_tokens is None:
                     prompt_tokens = delta.num_input_tokens or 0
                     self.usage.prompt_tokens += prompt_tokens
+                    self.usage.cached_tokens += delta.num_cached_tokens or 0
                 self.usage.completion_tokens += delta.num_output_tokens or 0
                 # A response of several choices has empty elements for all but one
                 if delta.text or delta.logprobs or delta.finish_reason:
