@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -47,8 +47,7 @@ class InferenceError(Exception):
         return cls(found.group(1), found.group(2)) if found else cls("UNKNOWN", text)
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """One choice's part of one response."""
 
     text: str
@@ -56,9 +55,7 @@ class Delta:
     finish_reason: str | None = None  # "stop" or "length" with the choice's last delta
     num_output_tokens: int | None = None  # in this delta
     num_input_tokens: int | None = None
-    num_cached_tokens: int | None = (
-        None  # of these, found in the prefix cache; with the first response
-    )
+    num_cached_tokens: int | None = None  # of these; the first response alone says it
     cumulative_logprob: float | None = None
     logprobs: list[dict[str, Any]] | None = None  # one entry per token of this delta
 
@@ -142,13 +139,14 @@ def deltas(response: service_pb2.ModelStreamInferResponse) -> list[Delta]:
         raise InferenceError.of_text(response.error_message)
     answer = response.infer_response
     values = {
-        output.name: _values(output, raw)
+        output.name: _values(output.datatype, raw)
         for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
     }
     texts = values.get("text_output", [])
+    first = 0
     # A response has an element for each choice; one that holds a single element names its choice.
-    named = answer.parameters["choice"].int64_param if "choice" in answer.parameters else 0
-    first = named if len(texts) == 1 else 0
+    if len(texts) == 1 and "choice" in answer.parameters:
+        first = answer.parameters["choice"].int64_param
     prompt_size, cached = values.get("num_input_tokens"), values.get("num_cached_tokens")
     return [
         Delta(
@@ -178,10 +176,10 @@ def _parsed(logprobs: str | None) -> list[dict[str, Any]] | None:
     return json.loads(logprobs) if logprobs else None
 
 
-def _values(output: Any, raw: bytes) -> list[Any]:
-    if output.datatype == "BYTES":
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "BYTES":
         return _strings(raw)
-    code = _NUMBERS[output.datatype]
+    code = _NUMBERS[datatype]
     return list(struct.unpack(f"<{len(raw) // 4}{code}", raw))
 
 

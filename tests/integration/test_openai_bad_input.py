@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import urllib.error
 from collections.abc import Iterator
 from typing import Any
 
@@ -277,5 +278,7 @@ def test_a_path_or_method_that_does_not_exist_is_an_error_in_the_same_form(
 ) -> None:
     status, answer = endpoint.post("/v1/embeddings", b"{}")
     assert (status, answer["error"]["type"]) == (404, "not_found_error")
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        endpoint.get(COMPLETIONS)
     status, answer = endpoint.post("/v1/models", b"{}")
     assert (status, answer["error"]["message"]) == (405, "/v1/models does not take POST")

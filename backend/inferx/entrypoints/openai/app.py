@@ -131,14 +131,18 @@ def make_app(
     """`api_key`: what requests below /v1 and for the status have to bring; None: nothing."""
     endpoint = _Endpoint(backend)
     app = FastAPI(openapi_url=None, lifespan=endpoint.running)
-    app.add_middleware(Door, limits=limits, api_key=api_key, errors=endpoint.errors)
-    # As ASGI applications of their own: a stream holds no more than it needs
     turns = Turns()
-    for path, prepare in (
-        ("/v1/chat/completions", endpoint.chat),
-        ("/v1/completions", endpoint.completions),
-    ):
-        route = GenerateRoute(prepare, limits, turns, endpoint.errors)
+    streams = {
+        path: GenerateRoute(prepare, limits, turns, endpoint.errors)
+        for path, prepare in (
+            ("/v1/chat/completions", endpoint.chat),
+            ("/v1/completions", endpoint.completions),
+        )
+    }
+    app.add_middleware(
+        Door, limits=limits, api_key=api_key, errors=endpoint.errors, streams=streams
+    )
+    for path, route in streams.items():  # for what is no POST, which is refused here
         app.add_route(path, route, methods=["POST"])  # type: ignore[arg-type]
     app.add_api_route("/v1/models", endpoint.list_models)
     app.add_api_route("/v1/models/{name:path}", endpoint.show_model)

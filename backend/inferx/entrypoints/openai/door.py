@@ -24,10 +24,22 @@ _DISCARD_SECONDS = 5.0  # for the rest of a body that is too large, so that its 
 
 class Door:
     """ASGI middleware: paths below /v1 are bounded and need the key, the status needs the key alone
-    (it has to answer when the server is full), the others are open."""
+    (it has to answer when the server is full), the others are open.
 
-    def __init__(self, app: App, limits: Limits, api_key: str | None, errors: RecentErrors) -> None:
+    What is posted to one of `streams`, by path, goes straight there: each layer of a framework
+    would hold memory for as long as the stream is open, and cost time at each of its parts.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        api_key: str | None,
+        errors: RecentErrors,
+        streams: Mapping[str, App],
+    ) -> None:
         self._app = app
+        self._streams = streams
         self._limits = limits
         self._errors = errors
         self._key = api_key.encode() if api_key else None
@@ -52,9 +64,10 @@ class Door:
         if not bounded:
             await self._app(scope, receive, send)
             return
+        stream = self._streams.get(path) if scope["method"] == "POST" else None
         self._inside += 1
         try:
-            await self._app(scope, receive, send)
+            await (stream or self._app)(scope, receive, send)
         finally:
             self._inside -= 1
 
