@@ -33,7 +33,7 @@ def figures(latencies: Sequence[float], error: str | None = None) -> Figures:
 
 @pytest.fixture
 def run() -> Run:
-    theirs = PerfAnalyzer(24, 1.0, 10.0, 0.1, 0.8, 0.8, 1.0)
+    theirs = PerfAnalyzer(24, 1.0, 0.9, 10.0, 0.1, 0.8, 0.8, 1.0)
     readings = [Reading(0.0, 1, 0, 0.25), Reading(0.5, 2, 3, 0.5)]
     few, many = figures([0.5] * 20), figures([1.0] * 20, error="<script>&")
     return Run(

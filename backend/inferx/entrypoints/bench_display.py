@@ -134,7 +134,9 @@ def _remarks(run: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{label}: perf_analyzer {other[0]:.2f} requests/s, ours {ours[0]:.2f} "
                 f"({ours[0] / other[0] - 1:+.1%}); its mean latency {other[1]:.1f} ms, "
-                f"ours {ours[1]:.1f} ({ours[1] / other[1] - 1:+.1%})"
+                f"ours {ours[1]:.1f} ({ours[1] / other[1] - 1:+.1%}); "
+                f"it prints {theirs['printed_requests_per_second']:.2f} requests/s, "
+                "its beginning and end included"
             )
     return lines
 

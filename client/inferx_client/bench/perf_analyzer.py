@@ -1,4 +1,11 @@
-"""perf_analyzer, Triton's own load generator, on the same point: a clock that is not ours."""
+"""perf_analyzer, Triton's own load generator, on the same point: a clock that is not ours.
+
+The figures are of its record of every request and response, over the same part of a run as ours:
+from the moment that as many requests have ended as are in flight, until the counted ones have
+ended, with the load still the same. The pace that it prints itself is lower, and on a short run
+much: it divides by all of its time, in which fewer requests are in flight at the beginning and at
+the end, and which ends at a whole second.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,6 @@ import asyncio
 import csv
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -16,21 +22,21 @@ from typing import Any, NamedTuple
 
 from inferx_client.bench.errors import BenchError
 from inferx_client.bench.prompts import Request
+from inferx_client.bench.statistics import Figures, Measured
 from inferx_client.bench.target import Sending
+from inferx_client.bench.timing import Timing
 
 # What the binary of tritonclient's wheel asks for, and as what the embedded server's wheel has it.
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
 _LIBRARIES_FOLDER = "nvidia_pytriton.libs"
-_WINDOWS = 3  # the fewest that perf_analyzer takes a figure from
-_ANY_SPREAD = "999"  # percent between windows: one steady point is measured, not sought
-_MEAN = re.compile(r"Avg latency: (\d+) usec")
 
 
 class PerfAnalyzer(NamedTuple):
-    """What perf_analyzer says of a point; seconds. A latency ends with the last response."""
+    """A point by perf_analyzer's clock; seconds. A latency ends with the last response."""
 
-    requests: int
+    requests: int  # counted
     requests_per_second: float
+    printed_requests_per_second: float  # its own figure, of its whole run
     responses_per_second: float
     ttft_mean: float
     latency_mean: float
@@ -48,7 +54,8 @@ async def run_perf_analyzer(
     count: int,
     limit: float = 600.0,
 ) -> PerfAnalyzer:
-    """Holds `concurrency` requests in flight until about `count` have ended; `requests` in turn.
+    """Holds `concurrency` requests in flight, with `count` counted ones between as many uncounted
+    ones at either end; `requests` in turn.
 
     Raises BenchError where the program is missing, fails, or takes longer than `limit` seconds.
     """
@@ -61,9 +68,7 @@ async def run_perf_analyzer(
             program, "-m", model, "-u", url, "-i", "grpc", "--streaming",
             "--input-data", str(folder / "inputs.json"),
             "--concurrency-range", str(concurrency),
-            "--measurement-mode", "count_windows",
-            "--measurement-request-count", str(max(1, -(-count // _WINDOWS))),
-            "--stability-percentage", _ANY_SPREAD, "--max-trials", str(_WINDOWS),
+            "--request-count", str(sent_requests(count, concurrency)),
             "-f", str(folder / "table.csv"),
             "--profile-export-file", str(folder / "profile.json"),
         ]  # fmt: skip
@@ -71,28 +76,64 @@ async def run_perf_analyzer(
         with (folder / "table.csv").open() as lines:
             row = next(csv.DictReader(lines))
         profile = json.loads((folder / "profile.json").read_text())
-    return _figures(said, row, profile)
+    return figures_of(
+        profile["experiments"][0]["requests"],
+        concurrency=concurrency,
+        count=count,
+        printed=float(row["Inferences/Second"]),
+        said=said,
+    )
 
 
-def _figures(said: str, row: Mapping[str, str], profile: Mapping[str, Any]) -> PerfAnalyzer:
-    """Of what it printed, the row of its table, and its record of every response (ns)."""
-    records = profile["experiments"][0]["requests"]
-    first = [
-        (record["response_timestamps"][0] - record["timestamp"]) / 1e9
-        for record in records
-        if record["response_timestamps"]
-    ]
-    mean = _MEAN.search(said)
-    if mean is None or not first:
-        raise BenchError(f"perf_analyzer answered nothing: {said.strip()[-500:]}")
+def sent_requests(count: int, concurrency: int) -> int:
+    return count + 2 * concurrency
+
+
+def figures_of(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    concurrency: int,
+    count: int,
+    printed: float,
+    said: str = "",
+) -> PerfAnalyzer:
+    """Of its `records` of requests and responses, in nanoseconds, and of the pace that it printed.
+
+    Raises BenchError with the end of what it `said` where requests are missing among them.
+    """
+    timings = sorted(map(_timing, filter(_is_answered, records)), key=lambda one: one.ended)
+    last = concurrency + count - 1
+    if len(timings) <= last:
+        raise BenchError(
+            f"perf_analyzer has {len(timings)} answers to {sent_requests(count, concurrency)} "
+            f"requests: {said.strip()[-500:]}"
+        )
+    counted = timings[concurrency : last + 1]
+    begin, end = timings[concurrency - 1].ended, timings[last].ended
+    figures = Figures.of(Measured(timings, counted, begin, end))
+    assert figures.ttft is not None
+    assert figures.latency is not None
     return PerfAnalyzer(
-        requests=len(records),
-        requests_per_second=float(row["Inferences/Second"]),
-        responses_per_second=float(row["Response Throughput"]),
-        ttft_mean=sum(first) / len(first),
-        latency_mean=int(mean.group(1)) / 1e6,
-        latency_p50=int(row["p50 latency"]) / 1e6,
-        latency_p99=int(row["p99 latency"]) / 1e6,
+        requests=figures.requests,
+        requests_per_second=figures.requests_per_second,
+        printed_requests_per_second=printed,
+        responses_per_second=figures.output_tokens_per_second,  # a token each, as _timing has it
+        ttft_mean=figures.ttft.mean,
+        latency_mean=figures.latency.mean,
+        latency_p50=figures.latency.p50,
+        latency_p99=figures.latency.p99,
+    )
+
+
+def _is_answered(record: Mapping[str, Any]) -> bool:
+    return bool(record["response_timestamps"])
+
+
+def _timing(record: Mapping[str, Any]) -> Timing:
+    """It does not look into responses: each counts as a token."""
+    responses = [moment / 1e9 for moment in record["response_timestamps"]]
+    return Timing(
+        record["timestamp"] / 1e9, None, responses, [1] * len(responses), ended=responses[-1]
     )
 
 

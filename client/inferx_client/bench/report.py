@@ -111,6 +111,7 @@ def _point(point: Point) -> dict[str, Any]:
         found["perf_analyzer"] = {
             "requests": theirs.requests,
             "requests_per_second": theirs.requests_per_second,
+            "printed_requests_per_second": theirs.printed_requests_per_second,
             "responses_per_second": theirs.responses_per_second,
             "ttft_mean_ms": _ms(theirs.ttft_mean),
             "e2e_mean_ms": _ms(theirs.latency_mean),

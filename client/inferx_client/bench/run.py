@@ -7,16 +7,12 @@ from typing import Any, Protocol
 
 from inferx_client.bench.loads import ClosedLoad, OpenLoad
 from inferx_client.bench.measure import closed_loop, open_loop
-from inferx_client.bench.perf_analyzer import PerfAnalyzer, run_perf_analyzer
+from inferx_client.bench.perf_analyzer import PerfAnalyzer, run_perf_analyzer, sent_requests
 from inferx_client.bench.report import Point, Run
 from inferx_client.bench.scrape import timeline
 from inferx_client.bench.statistics import Figures, Limit
 from inferx_client.bench.target import Sending, Target
 from inferx_client.bench.timing import Timing
-
-# perf_analyzer sends its inputs in turn, and should not come round to one soon: a second time it
-# would find the prompt's prefix cached.
-_INPUTS_PER_REQUEST = 4
 
 
 class Watcher(Protocol):
@@ -90,9 +86,10 @@ class PerfAnalyzerCheck:
         self._url, self._model, self._sending = url, model, sending
 
     async def of(self, load: ClosedLoad, ours: Figures) -> PerfAnalyzer:
-        """With other requests than ours, so that none of ours is cached; as many of them."""
+        """With other requests than ours, and each once, so that none is cached; as many counted."""
         used = load.warm_up + ours.requests + load.streams
-        inputs = [load.source(used + n) for n in range(_INPUTS_PER_REQUEST * ours.requests)]
+        sent = sent_requests(ours.requests, load.streams)
+        inputs = [load.source(used + number) for number in range(sent)]
         return await run_perf_analyzer(
             self._url,
             self._model,
