@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -23,6 +24,8 @@ class Endpoint(NamedTuple):
     host: str
     port: int
     pid: int
+    triton_http: str = ""  # host:port, as the next
+    triton_grpc: str = ""
 
     @property
     def url(self) -> str:
@@ -87,24 +90,35 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
 def serving(model: str, *options: str) -> Iterator[Endpoint]:
     """`inferx serve MODEL` until the end of the block."""
     program = subprocess.Popen(
-        [*_SERVE, model, *_FREE_PORTS, *options], stderr=subprocess.PIPE, text=True
+        [*_SERVE, model, *_FREE_PORTS, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_with_usual_limits,
     )
     assert program.stderr is not None
     lines: list[str] = []
-    found = None
+    found: dict[str, str] = {}
     for line in program.stderr:
         lines.append(line)
-        found = found or re.match(r"  OpenAI +http://([\d.]+):(\d+)/v1", line)
+        if shown := re.match(r"  (OpenAI|HTTP|gRPC) +(?:http://)?([\d.]+:\d+)", line):
+            found[shown.group(1)] = shown.group(2)
         if line.startswith("  curl"):
             break
-    if found is None:
+    if "OpenAI" not in found:
         program.kill()
         raise AssertionError("".join(lines))
     log = subprocess.Popen(["cat"], stdin=program.stderr, stdout=subprocess.DEVNULL)
     try:
-        yield Endpoint(found.group(1), int(found.group(2)), program.pid)
+        host, _, port = found["OpenAI"].rpartition(":")
+        yield Endpoint(host, int(port), program.pid, found["HTTP"], found["gRPC"])
     finally:
         program.send_signal(signal.SIGTERM)
         status = program.wait(timeout=60)
         log.wait()
     assert status == 0
+
+
+def _with_usual_limits() -> None:
+    """Of open files, as many as a login shell of most systems allows."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from inferx.entrypoints.openai.server import OpenAIServer
 
 _PROGRESS_SECONDS = 10
+_OPEN_FILES = 65_536  # each connection is one, here or in Triton
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def _run(
     listener = frontend.listen(server.address) if frontend and served else None
     openai: OpenAIServer | None = None
     previous = signal.signal(signal.SIGTERM, interrupt)
+    _allow_open_files()
     try:
         server.start(timeout=start_timeout + 60, on_wait=_progress(", ".join(names)))
         if frontend and listener:
@@ -203,6 +206,14 @@ def _run(
         elif listener:
             listener.close()
         signal.signal(signal.SIGTERM, previous)
+
+
+def _allow_open_files() -> None:
+    """For this process and Triton, which inherits it: a login shell usually allows 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _progress(name: str) -> Callable[[float], None]:
