@@ -26,7 +26,7 @@ class Ties(NamedTuple):
 # Against float32, correct bfloat16 (the CPU's) is beyond 0.1 nats at 4 of SmolLM2's 1,664 tokens,
 # 0.22 at most.
 BF16_TIES = Ties(usual=0.1, most=0.3, share=0.01)
-# Tiny models' weights are drawn wide: larger logits, and larger steps between two of bfloat16's. With
+# Tiny models' weights are drawn wide: larger logits, larger steps between two of bfloat16's. With
 # heads of 80, correct bfloat16 (a CPU's) is beyond 0.3 nats at 2 of 280 tokens.
 TINY_TIES = Ties(usual=0.3, most=1.0, share=0.02)
 
