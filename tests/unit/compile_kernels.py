@@ -10,8 +10,19 @@ from typing import Any
 
 import torch
 import triton
+from inferx_kernels.linear import PackedLinear
 from inferx_kernels.rope import Rotation
-from inferx_kernels.triton import attention, device, inputs, linear, rows, sampling, widen
+from inferx_kernels.sparse import COUNTS, Counters, Threshold, pack_sparse
+from inferx_kernels.triton import (
+    attention,
+    device,
+    inputs,
+    linear,
+    rows,
+    sampling,
+    sparse_linear,
+    widen,
+)
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -39,7 +50,7 @@ def only_compile() -> None:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
     JITFunction.run = compiled
-    for module in (attention, linear, rows):
+    for module in (attention, linear, rows, sparse_linear):
         module.use_pdl = lambda tensor: True
 
 
@@ -58,6 +69,24 @@ def compile_linears() -> None:
     weight = torch.zeros(4096, 16_384, dtype=E4M3)
     linear.skinny_linear(wide, weight, x_scale=scale, weight_scale=scale)
     linear.skinny_linear(x, torch.zeros(1536, 576, dtype=BF16), silu_mul=True)
+
+
+def compile_sparse_linears() -> None:
+    counters = Counters(torch.zeros(64, 4, COUNTS), torch.zeros(1, dtype=torch.int32))
+    for num_tokens, dtype in ((1, BF16), (4, BF16), (1, E4M3), (4, E4M3)):
+        x = torch.zeros(num_tokens, 576, dtype=BF16)
+        scale = torch.zeros(1552) if dtype is E4M3 else None
+        packed = PackedLinear(torch.zeros(1552, 576, dtype=dtype), x.new_zeros(1552), False, scale)
+        for is_gated in (False, True):
+            sparse_linear.sparse_linear(
+                x,
+                pack_sparse(packed, is_gated=is_gated),
+                Threshold(torch.zeros(1), torch.zeros(576) if is_gated else None),
+                norm_weight=x[0] if is_gated else None,
+                eps=1e-5,
+                residual=None if is_gated else x.new_zeros(num_tokens, 1552),
+                counters=counters if is_gated else None,
+            )
 
 
 def compile_attention(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
@@ -118,6 +147,7 @@ if __name__ == "__main__":
     only_compile()
     assert not device.INTERPRETED.value
     compile_linears()
+    compile_sparse_linears()
     compile_attention(32, 8, 128, BF16)
     compile_attention(14, 2, 80, E4M3)
     compile_rows()
