@@ -7,10 +7,19 @@ import triton.language as tl
 
 
 @triton.jit
-def inverse_rms(x_ptr, eps, K: tl.constexpr, BLOCK: tl.constexpr):
+def inverse_rms(
+    x_ptr, eps, M: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr
+):
+    """Of each token; ones without NORM."""
     channels = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + channels, mask=channels < K, other=0.0).to(tl.float32)
-    return tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+    factors = ()
+    for m in tl.static_range(M):
+        factor = 1.0
+        if NORM:
+            x = tl.load(x_ptr + m * K + channels, mask=channels < K, other=0.0).to(tl.float32)
+            factor = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+        factors = factors + (factor,)
+    return factors
 
 
 @triton.jit
@@ -89,6 +98,7 @@ def list_channels(
     rms,
     list_ptr,  # [LENGTH] int64: a channel's place in the weight above, the first token's x below
     values_ptr,  # [M - 1, LENGTH] fp32: the other tokens' x
+    origin,
     first,
     end,
     step,  # a channel's distance from the next in the weight, in 16 bytes
@@ -102,11 +112,12 @@ def list_channels(
 ):
     """Lists the channels of [first, end) that some token keeps; returns how many.
 
-    PAD entries behind them have x = 0 and name the first channel, so that reading on is harmless.
+    Places count from the origin, up to BLOCK channels before the end. PAD entries behind the list
+    have x = 0 and name the origin, so that reading on is harmless.
     """
     inner = tl.arange(0, BLOCK)
-    channels = first + inner
-    ok = channels < end
+    channels = origin + inner
+    ok = (channels >= first) & (channels < end)
     some = inner < 0
     xs = ()
     for m in tl.static_range(M):

@@ -1,12 +1,13 @@
 """Matrix-vector products of few tokens that read only the channels that matter.
 
 A weight is stored by input channel, [K, N], so that a channel that no token needs leaves whole
-memory lines unread. A program owns BLOCK_N outputs and one part of the channels. First it writes
-the list of its part's channels that some token keeps, in ascending order, to scratch memory that
-only it reads; then it goes through the list, SLOTS * ROWS channels at a time, the loads of the next
-ones under way while it adds. Every program's list is its own, so that no kernel has to run before,
-and all parts of a list cost the same. The last program to finish a tile adds the parts in a fixed
-order: the result does not depend on timing.
+memory lines unread. A program owns BLOCK_N outputs and one part of the channels. It begins with the
+part's first SLOTS * ROWS channels, kept or not: these can be asked for before the kernel before has
+ended, and arrive while the program finds out which of the others some token keeps. It writes the
+list of those, in ascending order, to scratch memory that only it reads, and goes through the list,
+SLOTS * ROWS channels at a time, the next ones' loads under way while it adds. So no kernel has to
+make lists before, and what is skipped costs no instructions. The last program to finish a tile adds
+the parts in a fixed order: the result does not depend on timing.
 
 The idea, thresholds on the inputs of every product, is TEAL's (arXiv 2408.14690), whose kernel
 predicates its loads instead: channels that are skipped cost it their instructions.
@@ -22,6 +23,7 @@ from inferx_kernels.triton.sparse_channels import (
     count_channels,
     inverse_rms,
     list_channels,
+    load_channels,
     load_entries,
 )
 
@@ -130,7 +132,7 @@ def sparse_gemv_kernel(
     SPLIT_K: tl.constexpr,
     BLOCK_PART: tl.constexpr,  # at least K_PART
     BLOCK_K: tl.constexpr,  # at least K
-    PAD: tl.constexpr,  # at least 2 * SLOTS * ROWS
+    PAD: tl.constexpr,  # at least SLOTS * ROWS
     LENGTH: tl.constexpr,  # K_PART + PAD or more
     NORM: tl.constexpr,
     AWARE: tl.constexpr,
@@ -144,27 +146,64 @@ def sparse_gemv_kernel(
 ):
     tile = tl.program_id(0)
     part = tl.program_id(1)
-    launch_next(PDL)
-    tau = tl.load(threshold_ptr)
-    wait_previous(PDL)
-    rms = (1.0,) * M
-    if NORM:
-        rms = ()
-        for m in tl.static_range(M):
-            rms = rms + (inverse_rms(x_ptr + m * K, eps, K, BLOCK_K),)
     if COUNT:
         is_counting = tile == tl.num_programs(0) - 1
         if is_counting:
+            launch_next(PDL)
+            wait_previous(PDL)
             if part == 0:
-                counts_ptr += tl.load(count_slot_ptr).to(tl.int64) * counts_stride
                 count_channels(
-                    x_ptr, norm_ptr, column_norms_ptr, tau, rms, counts_ptr, M, K, 1024, NORM, AWARE
+                    x_ptr,
+                    norm_ptr,
+                    column_norms_ptr,
+                    tl.load(threshold_ptr),
+                    inverse_rms(x_ptr, eps, M, K, BLOCK_K, NORM),
+                    counts_ptr + tl.load(count_slot_ptr).to(tl.int64) * counts_stride,
+                    M,
+                    K,
+                    1024,
+                    NORM,
+                    AWARE,
                 )
             return
+    first = part * K_PART
+    end = tl.minimum(first + K_PART, K)
+    step = N // (PACK * 4)
+    words = tile * (BLOCK_N // PACK) + tl.arange(0, BLOCK_N // PACK)
+    word_ok = words < N // PACK
+    w_ptrs = w_ptr + first.to(tl.int64) * (N // PACK) + words[None, :]
+    slots = tl.arange(0, SLOTS)
+    HEAD: tl.constexpr = SLOTS * ROWS
+    ws = ()
+    for row in tl.static_range(ROWS):
+        inner = tl.minimum(row * SLOTS + slots, end - first - 1)
+        ws = ws + (load_weights(w_ptrs, inner * step, word_ok, EVEN),)
+    launch_next(PDL)
+    tau = tl.load(threshold_ptr)
+    wait_previous(PDL)
+
+    rms = inverse_rms(x_ptr, eps, M, K, BLOCK_K, NORM)
+    xs = ()
+    for row in tl.static_range(ROWS):
+        channels = first + row * SLOTS + slots
+        tokens = ()
+        for m in tl.static_range(M):
+            x, keep = load_channels(
+                x_ptr + m * K,
+                norm_ptr,
+                column_norms_ptr,
+                tau,
+                rms[m],
+                channels,
+                channels < end,
+                NORM,
+                AWARE,
+            )
+            tokens = tokens + (tl.where(keep, x, 0.0),)
+        xs = xs + (tokens,)
     program = (tile * SPLIT_K + part).to(tl.int64)
     list_ptr += program * LENGTH
     values_ptr += program * ((M - 1) * LENGTH)
-    first = part * K_PART
     count = list_channels(
         x_ptr,
         norm_ptr,
@@ -174,8 +213,9 @@ def sparse_gemv_kernel(
         list_ptr,
         values_ptr,
         first,
-        tl.minimum(first + K_PART, K),
-        N // (PACK * 4),
+        first + HEAD,
+        end,
+        step,
         M,
         K,
         BLOCK_PART,
@@ -185,27 +225,18 @@ def sparse_gemv_kernel(
         AWARE,
     )
 
-    words = tile * (BLOCK_N // PACK) + tl.arange(0, BLOCK_N // PACK)
-    word_ok = words < N // PACK
-    w_ptrs = w_ptr + first.to(tl.int64) * (N // PACK) + words[None, :]
-    slots = tl.arange(0, SLOTS)
     acc = ((tl.zeros([SLOTS, BLOCK_N // PACK], tl.float32),) * PACK,) * M
-    ws = ()
-    xs = ()
     next_offsets = ()
     next_xs = ()
     for row in tl.static_range(ROWS):
         offsets, x = load_entries(list_ptr, values_ptr, row * SLOTS + slots, M, LENGTH)
-        ws = ws + (load_weights(w_ptrs, offsets, word_ok, EVEN),)
-        xs = xs + (x,)
-        offsets, x = load_entries(list_ptr, values_ptr, (ROWS + row) * SLOTS + slots, M, LENGTH)
         next_offsets = next_offsets + (offsets,)
         next_xs = next_xs + (x,)
-    for done in tl.range(0, count, SLOTS * ROWS):
+    for done in tl.range(0, HEAD + count, HEAD):
         next_ws = ()
         for row in tl.static_range(ROWS):
             next_ws = next_ws + (load_weights(w_ptrs, next_offsets[row], word_ok, EVEN),)
-        ahead = tl.minimum(done + 2 * SLOTS * ROWS, count)
+        ahead = tl.minimum(done + HEAD, count)
         later_offsets = ()
         later_xs = ()
         for row in tl.static_range(ROWS):

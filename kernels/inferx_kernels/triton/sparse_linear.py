@@ -42,7 +42,7 @@ def sparse_linear(
     config = config or sparse_config(num_tokens, features, width, itemsize)
     tiles, parts = cdiv(features, config.block_n), cdiv(width, config.k_part)
     slots = config.num_warps * _WARP * _LOAD // (config.block_n * itemsize)
-    pad = next_power_of_2(2 * slots * config.rows)
+    pad = next_power_of_2(slots * config.rows)
     block_part = next_power_of_2(config.k_part)
     length = block_part + pad
     # The lists, as words of 4 bytes; the other tokens' activations; the parts.
