@@ -35,6 +35,7 @@ from _llama8b import (
     randn,
     relative,
 )
+from _sparse import MASKED, sparse_case
 from inferx_kernels.rope import Rotation
 from inferx_kernels.triton.attention import (
     allocate_decode_plan,
@@ -264,6 +265,16 @@ def cases() -> Iterator[Case]:
         for name in LINEARS:
             for tokens in (1, 8, 32, 64):
                 yield case("linear", f"{kind} {name} {tokens}", linear_case, name, fp8, tokens)
+    for fp8 in (False, True):
+        kind = "fp8" if fp8 else "bf16"
+        for name in LINEARS:
+            for masked in MASKED:
+                label = f"{kind} {name} 1 {masked:.0%}"
+                yield case("sparse", label, sparse_case, name, fp8, 1, masked, False)
+            for tokens in (2, 4):
+                for one_mask in (False, True):
+                    label = f"{kind} {name} {tokens} 50%{' one mask' if one_mask else ''}"
+                    yield case("sparse", label, sparse_case, name, fp8, tokens, 0.5, one_mask)
     for name in SAMPLERS:
         for rows in (1, 32, 256):
             yield case("sampling", f"{name} {rows}", sampling_case, name, rows)
