@@ -67,5 +67,8 @@ def _packed(weight: Tensor, scale: Tensor | None, *, is_gated: bool) -> SparseLi
 
 
 def _quantile(magnitudes: Tensor, share: float) -> Tensor:
+    """A little more than the value, so that no rounding decides on which side a number lies."""
     place = round(share * magnitudes.numel())
-    return magnitudes.flatten().kthvalue(place).values if place else magnitudes.new_zeros(())
+    if not place:
+        return magnitudes.new_zeros(())
+    return magnitudes.flatten().kthvalue(place).values * 1.001
