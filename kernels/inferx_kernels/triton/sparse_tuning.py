@@ -7,7 +7,7 @@ from typing import NamedTuple
 from inferx_kernels.triton.sizes import cdiv
 
 _PROGRAMS = 448  # of a product: they run side by side, and keep enough loads under way
-_SHORTEST_PART = 128  # channels, below which listing them costs more than reading them
+_SHORTEST_PART = 512  # channels, below which listing them and adding parts outweighs reading them
 
 
 class SparseConfig(NamedTuple):
@@ -20,8 +20,15 @@ class SparseConfig(NamedTuple):
 
 
 def sparse_config(num_tokens: int, features: int, width: int, itemsize: int) -> SparseConfig:
+    is_large = features > 8192 or width > 8192
     block_n = 256
-    parts = max(1, _PROGRAMS // cdiv(features, block_n))
-    k_part = max(_SHORTEST_PART, cdiv(cdiv(width, parts), 32) * 32)
-    rows = 8 if itemsize * num_tokens == 2 else 4
-    return SparseConfig(block_n, k_part, rows)
+    if num_tokens == 1 and not is_large:
+        block_n = 128
+    elif num_tokens == 1 and itemsize == 2 and features > 8192:
+        block_n = 512
+    most_parts = max(1, width // _SHORTEST_PART)
+    parts = max(1, min(most_parts, _PROGRAMS // cdiv(features, block_n)))
+    k_part = cdiv(cdiv(width, parts), 32) * 32
+    if num_tokens == 1:
+        return SparseConfig(block_n, k_part, 8 if is_large else 4)
+    return SparseConfig(block_n, k_part, 4 if num_tokens == 2 else 2)
