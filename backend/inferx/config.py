@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=_INT64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Ratio = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 PAGE_GRANULE = 16  # tokens; prefix pages are hashed at this granule, a page is a multiple of it
 
@@ -58,6 +60,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout: Seconds = 600.0
     max_engine_restarts: Count = 3  # within ten minutes
 
+    # The sparse path
+    sparsity: str | Ratio = "off"  # of requests that say nothing: off | auto | a calibrated ratio
+    sparsity_max_growth: Fraction = 0.03  # of perplexity, by the calibration, that auto accepts
+    sparsity_drift_rule: Literal["page-hinkley", "ewma", "variance"] = "page-hinkley"
+
     # Traces
     otlp_traces_endpoint: str | None = None  # of a collector, OTLP over HTTP; None: no traces
     trace_sample_ratio: Fraction = 1.0  # of requests whose caller brings no trace
@@ -90,15 +97,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if "model" not in given and given.get("engine") != "synthetic":
             raise ConfigError(f"{source}: the setting 'model' is missing")
         try:
-            config = msgspec.convert(dict(given), cls)
+            config = msgspec.convert(_with_numbers(given), cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source}: {_readable(error)}") from None
+        if (problem := config._sparsity_problem()) is not None:
+            raise ConfigError(f"{source}: {problem}")
         if config.block_size is not None and config.block_size % PAGE_GRANULE:
             raise ConfigError(
                 f"{source}: block_size is {config.block_size}: "
                 f"expected a multiple of {PAGE_GRANULE}"
             )
         return config
+
+    def _sparsity_problem(self) -> str | None:
+        match self.sparsity:
+            case "off":
+                return None
+            case "auto" if self.batch_invariant:
+                return (
+                    "sparsity is 'auto' with batch_invariant, and auto chooses a path by who "
+                    "shares the batch: set sparsity to 0, then requests may still name a ratio"
+                )
+            case str() as word if word != "auto":
+                return f"sparsity is {word!r}: expected 'off', 'auto' or a ratio in [0, 1)"
+        if self.engine == "synthetic":
+            return "sparsity is set, and the synthetic engine has no activations: leave it out"
+        return None
 
     @classmethod
     def from_file(cls, path: Path) -> EngineConfig:
@@ -114,6 +138,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not isinstance(given, dict):
             raise ConfigError(f"{path.name} holds no JSON object of settings")
         return cls.from_mapping(given, path.name)
+
+
+def _with_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """With a ratio as a number that came as text, as it does from a command line."""
+    found = dict(given)
+    if isinstance(text := found.get("sparsity"), str):
+        with suppress(ValueError):
+            found["sparsity"] = float(text)
+    return found
 
 
 def _readable(error: msgspec.ValidationError) -> str:

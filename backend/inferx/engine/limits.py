@@ -18,6 +18,7 @@ def check_request(
         raise InvalidArgument("the prompt is empty: it needs at least one token")
     _check_ids("the prompt", prompt_token_ids, info)
     for choice in params:
+        _check_sparsity(choice.sparsity, info)
         _check_length(len(prompt_token_ids), choice.max_tokens, info)
         _check_ids("stop_token_ids", choice.stop_token_ids, info)
         _check_ids("logit_bias", choice.logit_bias, info)
@@ -37,6 +38,24 @@ def _check_length(num_prompt_tokens: int, max_tokens: int | None, info: EngineIn
             f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: "
             f"together {num_prompt_tokens + max_tokens}, but the model takes at most "
             f"{info.max_model_len}"
+        )
+
+
+def _check_sparsity(sparsity: str | float | None, info: EngineInfo) -> None:
+    """A ratio has to be one that the model is calibrated for; 0 leaves nothing out."""
+    if sparsity is None or isinstance(sparsity, str) or sparsity == 0:
+        return
+    path = info.sparse_path
+    if path is None:
+        raise InvalidArgument(
+            f"sparsity is {sparsity:g}: this model is served dense; leave it out, or set sparsity "
+            "in the model's settings"
+        )
+    if path.index_of(sparsity) is None:
+        known = ", ".join(f"{target:g}" for target in path.targets)
+        raise InvalidArgument(
+            f"sparsity is {sparsity:g}: this model is calibrated for {known}; name one of them, "
+            "'auto' or 'off'"
         )
 
 

@@ -15,6 +15,7 @@ from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import Status
 from inferx.observe.histogram import Histogram
+from inferx.paths.info import SparsePath
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -64,6 +65,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     weight_bytes: int
     kv_cache_bytes: int
     load_seconds: dict[str, float]  # a stage of the start each
+    sparse_path: SparsePath | None = None  # None: every step is dense
 
 
 class EngineLoading(msgspec.Struct, frozen=True, tag="loading"):
@@ -84,6 +86,20 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
 STEP_TIME_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
+class SparseStats(msgspec.Struct, frozen=True):
+    """Of the sparse path since the start; the first two are gauges."""
+
+    union_density: float = 0.0  # share of the layers' weights that the last probed step read
+    masked_energy: float = 0.0  # rho of that step, a mean over products by their weights
+    steps: int = 0  # sparse ones
+    choices: int = 0  # steps whose requests left the path to their costs
+    drifts: int = 0
+    broken: int = 0  # times that activations were not finite, or zeros alone
+    predicted_seconds: float = 0.0  # of the choices, and what they took
+    measured_seconds: float = 0.0
+    regret_seconds: float = 0.0  # beyond what the other path was predicted to take
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and counters since the start. free + cached + used blocks are all blocks."""
 
@@ -101,6 +117,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens
     preemptions: int = 0
+    sparse: SparseStats = SparseStats()
     step_seconds: float = 0.0  # spent in steps
     step_time_counts: tuple[int, ...] = (0,) * (len(STEP_TIME_BOUNDS) + 1)
 

@@ -8,11 +8,15 @@ Plan, hence no references to objects of the scheduler in it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from inferx.engine.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from inferx.paths.probe import StepProbe  # imports numpy
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     new_rows: list[NewRow]
     block_updates: list[tuple[int, int, list[int]]]  # slot, first index in its block_table, pages
     page_copies: list[tuple[int, int]]  # source page, target page; before the forward pass
+    sparsity: float = 0.0  # of the calibrated row that masks its decodes' inputs; 0: dense
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +64,8 @@ class StepResult(NamedTuple):
 
     token_ids: list[list[int]]  # a list a row: speculative decoding brings several
     logprobs: list[list[TokenLogprobs] | None]  # None: not asked for
+    seconds: float | None = None  # that the device worked on the step; None: not measured
+    probes: Sequence[StepProbe] = ()  # of sparse steps up to this one, as far as they have come
 
 
 class Runner(Protocol):

@@ -117,6 +117,7 @@ def load_engine(config: EngineConfig, stages: Stages | None = None) -> LoadedEng
     stages = Stages() if stages is None else stages
     from inferx.engine.core import EngineCore
     from inferx.engine.scheduler import Scheduler
+    from inferx.engine.step_paths import StepPaths
     from inferx.memory.pool import PagePool
 
     if config.engine == "synthetic":
@@ -134,7 +135,12 @@ def load_engine(config: EngineConfig, stages: Stages | None = None) -> LoadedEng
         eos_token_ids=info.eos_token_ids,
         seed=config.seed,
     )
-    core = EngineCore(scheduler, runner, overlap=config.enable_async_batch)
+    core = EngineCore(
+        scheduler,
+        runner,
+        overlap=config.enable_async_batch,
+        paths=StepPaths.of(config, info.sparse_path),
+    )
     return LoadedEngine(core, runner, info)
 
 

@@ -50,7 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # made of bad_words by the tokenizer
     skip_special_tokens: bool = True
     priority: int = 0  # lower runs first
-    sparsity: str | float = "off"  # off | auto | a ratio in [0, 1)
+    sparsity: str | float | None = None  # off | auto | a ratio in [0, 1); None: the model's
     cache_salt: str | None = None  # prefix pages are shared only within one salt
 
     @property

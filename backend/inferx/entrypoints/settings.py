@@ -45,6 +45,12 @@ HELP = {
     ),
     "start_timeout": "seconds the engine may take to load",
     "max_engine_restarts": "restarts of a dead engine within ten minutes",
+    "sparsity": (
+        "of requests that say nothing: off, auto (where it is predicted to be faster) or a "
+        "calibrated ratio; 0 leaves the choice to requests"
+    ),
+    "sparsity_max_growth": "perplexity that auto may cost, relative, by the calibration's own text",
+    "sparsity_drift_rule": "what tells that activations are no longer those of the calibration",
     "otlp_traces_endpoint": "address of an OpenTelemetry collector (OTLP, HTTP), to trace requests",
     "trace_sample_ratio": "share of the requests that are traced, unless their caller has decided",
     "trace_content": "put prompts and texts into the traces",

@@ -21,6 +21,8 @@ from inferx.model.placement import (
 from inferx.model.registry import CausalLM, load_config, load_model
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
+from inferx.sparse.calibration import Calibration
+from inferx.sparse.finding import find_calibrations
 
 
 class LoadedModel(NamedTuple):
@@ -31,6 +33,7 @@ class LoadedModel(NamedTuple):
     dtype: torch.dtype  # of activations
     kv_dtype: torch.dtype  # of pages
     weight_bytes: int
+    calibrations: list[Calibration]  # of its sparse path, by rising target
 
     @classmethod
     def load(cls, config: EngineConfig, source: ModelSource, stage: Stages) -> LoadedModel:
@@ -42,6 +45,7 @@ class LoadedModel(NamedTuple):
             model_config = pick_weights(config, source, model_config, device)
             dtype = pick_dtype(config, model_config, device)
             kv_dtype = pick_kv_dtype(config, dtype, device)
+            calibrations = find_calibrations(config, source, model_config)
         with stage("weights"):
             model = load_model(
                 source,
@@ -51,7 +55,7 @@ class LoadedModel(NamedTuple):
                 load_format=config.load_format,
             )
         num_bytes = weight_bytes(source, model_config, dtype)
-        return cls(source, model_config, model, device, dtype, kv_dtype, num_bytes)
+        return cls(source, model_config, model, device, dtype, kv_dtype, num_bytes, calibrations)
 
     def info(self, config: EngineConfig, size: KVSize, stages: Stages) -> EngineInfo:
         return EngineInfo(

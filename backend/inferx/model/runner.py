@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
 
+import msgspec
 import torch
 from inferx_kernels import ops
 from torch import Tensor
 
 from inferx.config import EngineConfig
-from inferx.engine.plan import Plan, StepResult, TokenLogprobs
+from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
+from inferx.engine.sampling import SamplingParams
+from inferx.model.activations import Activations
 from inferx.model.batch import KVCache
 from inferx.model.input_batch import InputBatch, SamplingRows
+from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
 from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import Sampler
 from inferx.observe.stages import Stages
+from inferx.paths.info import SparsePath
+from inferx.sparse.serving import MaskedInputs
+from inferx.sparse.timing import measure_costs
 
 _MAX_LOGITS = 2**23  # 32 MiB of float32 at a time; the sampler takes a few times as much
 
@@ -69,7 +77,13 @@ class ModelRunner:
         with stages("warm_up"):
             self.launch(_WARM_UP)
             self.collect()
-        self.info = loaded.info(config, size, stages)
+        self._masked: MaskedInputs | None = None
+        sparse_path = None
+        if loaded.calibrations:
+            with stages("sparse_path"):
+                sparse_path = self._with_sparse_path(loaded, config.max_num_seqs, size.num_blocks)
+        info = loaded.info(config, size, stages)
+        self.info = msgspec.structs.replace(info, sparse_path=sparse_path)
 
     def launch(self, plan: Plan) -> None:
         self._launched.append(self._thread.submit(self._execute, plan))
@@ -81,15 +95,52 @@ class ModelRunner:
         """Waits for the plan that runs; those behind it are dropped."""
         self._thread.shutdown(cancel_futures=True)
 
-    @torch.inference_mode()
+    def _with_sparse_path(
+        self, loaded: LoadedModel, max_num_seqs: int, num_blocks: int
+    ) -> SparsePath:
+        assert isinstance(self._model, LlamaForCausalLM)
+        masked = MaskedInputs(loaded.calibrations, self._model, self._device)
+
+        def time_step(tokens: int, is_masked: bool) -> float:
+            plan = _decodes(tokens, num_blocks, loaded.config.vocab_size)
+            activations = masked if is_masked else None
+            return self._thread.submit(self._timed, plan, activations).result()[1]
+
+        costs = measure_costs(time_step, masked, max_num_seqs)
+        self._masked = masked
+        return masked.described(costs)
+
     def _execute(self, plan: Plan) -> StepResult:
+        masked = self._masked
+        if masked is None:
+            return self._timed(plan, None)[0]
+        if plan.sparsity:
+            masked.select(plan.sparsity)
+        result, seconds = self._timed(plan, masked if plan.sparsity else None)
+        if plan.sparsity:
+            masked.probe.push()
+            masked.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
+        return result._replace(seconds=seconds, probes=masked.probe.drain())
+
+    @torch.inference_mode()
+    def _timed(self, plan: Plan, activations: Activations | None) -> tuple[StepResult, float]:
+        """What the plan brings, and the seconds that it took: its tokens are waited for."""
+        begin = perf_counter()
+        result = self._run(plan, activations)
+        return result, perf_counter() - begin
+
+    def _run(self, plan: Plan, activations: Activations | None) -> StepResult:
         for row in plan.new_rows:
             self._batch.add(row)
         self._sampler.add(plan.new_rows)
         self._batch.update_blocks(plan.block_updates)
         self._copy_pages(plan.page_copies)
         batch = self._batch.forward_batch(plan)
-        hidden = self._model.forward(batch, self._kv)
+        if activations is None:
+            hidden = self._model.forward(batch, self._kv)
+        else:
+            assert isinstance(self._model, LlamaForCausalLM)
+            hidden = self._model.forward(batch, self._kv, activations)
         rows = SamplingRows.of(plan)
         return self._sample(hidden[batch.logits_indices], rows)
 
@@ -118,3 +169,17 @@ _WARM_UP = Plan(
     step=0, slots=[0], starts=[0], num_tokens=[1], samples=[False], num_decodes=0,
     new_rows=[], block_updates=[], page_copies=[],
 )  # fmt: skip
+
+
+def _decodes(num_seqs: int, num_blocks: int, vocab_size: int) -> Plan:
+    """One token of each of so many slots that nobody has yet, each another one."""
+    params = SamplingParams(temperature=0)
+    tokens = [(2 + 997 * slot) % vocab_size for slot in range(num_seqs)]
+    ones = [1] * num_seqs
+    return Plan(
+        step=0, slots=list(range(num_seqs)), starts=[0] * num_seqs, num_tokens=ones,
+        samples=[True] * num_seqs, num_decodes=num_seqs,
+        new_rows=[NewRow(slot, [token], 1, params, 0) for slot, token in enumerate(tokens)],
+        block_updates=[(slot, 0, [slot % num_blocks]) for slot in range(num_seqs)],
+        page_copies=[],
+    )  # fmt: skip

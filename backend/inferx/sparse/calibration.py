@@ -7,6 +7,7 @@ but write worse text.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from pathlib import Path
 
@@ -87,10 +88,21 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def default_path(source: ModelSource, target: float, scores: Scores) -> Path:
     """Beside the model: in its folder, or next to its GGUF file."""
-    name = f"sparsity-{round(100 * target)}-{scores}.json"
+    folder, prefix = _place(source)
+    return folder / f"{prefix}sparsity-{round(100 * target)}-{scores}.json"
+
+
+def beside(source: ModelSource) -> list[Path]:
+    """The calibration files where `default_path` puts them, by name."""
+    folder, prefix = _place(source)
+    return sorted(folder.glob(f"{glob.escape(prefix)}sparsity-*.json"))
+
+
+def _place(source: ModelSource) -> tuple[Path, str]:
+    """Folder, and what a file's name begins with."""
     if source.format == "gguf":
-        return source.path.with_name(f"{source.path.stem}.{name}")
-    return source.path / name
+        return source.path.parent, f"{source.path.stem}."
+    return source.path, ""
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The sparse path as a runner holds it: thresholds on the device, masked inputs, their probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inferx.model.activations import Site
+from inferx.model.llama import LlamaForCausalLM
+from inferx.paths.costs import CostTable
+from inferx.paths.info import SparsePath, SparseRow
+from inferx.sparse.calibration import Calibration
+from inferx.sparse.masking import Scoring, sites, weight_shares
+from inferx.sparse.probe import ProbeRing
+
+MAX_TOKENS = 4  # of a step: the union of more tokens' channels is nearly all of them
+
+
+class MaskedInputs:
+    """Activations without what the selected row masks. Writes what they show to the probe.
+
+    The thresholds in use lie in one buffer, so that a CUDA graph serves all rows.
+    """
+
+    def __init__(
+        self,
+        calibrations: Sequence[Calibration],
+        model: LlamaForCausalLM,
+        device: torch.device,
+    ) -> None:
+        """calibrations: of this model, by rising target."""
+        self._calibrations = calibrations
+        self._config = model.config
+        self._index = {site: index for index, site in enumerate(sites(model.config))}
+        scorings = {c.scores: Scoring(model, c.scores) for c in calibrations}
+        self._scorings = {c.target: scorings[c.scores] for c in calibrations}
+        self._rows = {
+            c.target: torch.tensor([c.thresholds[site] for site in self._index], device=device)
+            for c in calibrations
+        }
+        self.thresholds = torch.zeros(len(self._index), device=device)
+        self.probe = ProbeRing(len(self._index), device)
+        self._site_weights = [
+            weight_shares(model.config)[site.projection] / model.config.num_layers
+            for site in self._index
+        ]
+        self.select(calibrations[0].target)
+
+    def select(self, target: float) -> None:
+        """The row that masks from now on."""
+        self._scoring = self._scorings[target]
+        self.thresholds.copy_(self._rows[target])
+
+    def __call__(self, site: Site, x: Tensor) -> Tensor:
+        """What is not a number is kept, as the dense product would show it."""
+        index = self._index[site]
+        dropped = self._scoring(site, x) <= self.thresholds[index]
+        masked = x.masked_fill(dropped, 0)
+        total, kept = (_squares(tensor) for tensor in (x, masked))
+        sound = (total > 0) & total.isfinite()
+        self.probe.current[index] = torch.stack(
+            [
+                dropped.mean(dtype=torch.float32),
+                1 - dropped.all(0).mean(dtype=torch.float32),
+                (1 - kept / total).mean(),
+                (~sound).sum(),
+            ]
+        )
+        return masked
+
+    @property
+    def targets(self) -> list[float]:
+        return [calibration.target for calibration in self._calibrations]
+
+    @property
+    def union_density(self) -> float:
+        """The share of the layers' weights that the last forward pass read. Waits for it."""
+        return float(self.probe.current[:, 1].cpu() @ torch.tensor(self._site_weights))
+
+    def described(self, costs: CostTable) -> SparsePath:
+        return SparsePath(
+            rows=[_row(calibration) for calibration in self._calibrations],
+            site_weights=self._site_weights,
+            sites_per_layer=len(self._index) // self._config.num_layers,
+            max_tokens=MAX_TOKENS,
+            costs=costs,
+        )
+
+
+def _row(calibration: Calibration) -> SparseRow:
+    found = calibration.sites
+    return SparseRow(
+        target=calibration.target,
+        growth=calibration.quality.growth,
+        share_means=[site.masked_share.mean for site in found],
+        share_deviations=[site.masked_share.deviation for site in found],
+        energy_means=[site.masked_energy.mean for site in found],
+        energy_deviations=[site.masked_energy.deviation for site in found],
+    )
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Each token's sum of squares: [num_tokens, channels] -> [num_tokens] float32."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).square()
