@@ -74,10 +74,10 @@ class ModelRunner:
         self._rows_at_once = max(1, _MAX_LOGITS // loaded.config.vocab_size)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inferx-runner")
         self._launched: deque[Future[StepResult]] = deque()
+        self._masked: MaskedInputs | None = None
         with stages("warm_up"):
             self.launch(_WARM_UP)
             self.collect()
-        self._masked: MaskedInputs | None = None
         sparse_path = None
         if loaded.calibrations:
             with stages("sparse_path"):

@@ -15,7 +15,7 @@ from inferx.observe.histogram import Histogram
 from inferx.observe.request_stats import RequestStats
 
 if TYPE_CHECKING:
-    from inferx.engine.messages import EngineStats
+    from inferx.engine.messages import EngineStats, SparseStats
 
 HISTOGRAM_TURNS = 3
 
@@ -50,6 +50,10 @@ GAUGES = {
         "memory that the engine holds: on a GPU torch's, on a CPU the process's"
     ),
     "inferx:engine_memory_peak_bytes": "the most that it has held, the start included",
+    "inferx:sparse_union_density": (
+        "share of the layers' weights that the last probed sparse step read"
+    ),
+    "inferx:sparse_masked_energy": "share of its activations' energy that it left out",
 }
 COUNTERS = {
     "inferx:prompt_tokens_total": "prompt tokens of answered requests",
@@ -67,6 +71,17 @@ COUNTERS = {
     "inferx:request_failures_total": "requests that ended with INTERNAL",
     "inferx:num_preemptions_total": "sequences that gave up their pages and were computed again",
     "inferx:engine_steps_total": "steps of the engine",
+    "inferx:sparse_steps_total": "steps on the sparse path",
+    "inferx:sparse_choices_total": "steps whose requests left the path to its predicted cost",
+    "inferx:sparse_drifts_total": (
+        "times that the sparse path was made denser, by `reason`: drift from the calibration, or "
+        "broken (activations not finite, or zeros alone)"
+    ),
+    "inferx:sparse_predicted_seconds_total": "time that the choices were predicted to take",
+    "inferx:sparse_measured_seconds_total": "time that they took",
+    "inferx:sparse_regret_seconds_total": (
+        "what they took longer than the other path was predicted to take"
+    ),
     "inferx:engine_restarts_total": "times that the engine process was started again",
     "inferx:traces_dropped_total": "requests whose trace could not be kept or sent",
 }
@@ -125,6 +140,7 @@ def _scalars(requests: RequestStats, engine: Engine) -> Iterator[Sample]:
     yield Sample("inferx:request_failures_total", requests.failed)
     yield Sample("inferx:num_preemptions_total", stats.preemptions)
     yield Sample("inferx:engine_steps_total", stats.steps)
+    yield from _sparse(stats.sparse)
     yield Sample("inferx:engine_restarts_total", engine.num_restarts)
     yield Sample("inferx:num_requests_running", stats.running)
     yield Sample("inferx:num_requests_waiting", stats.waiting)
@@ -136,6 +152,18 @@ def _scalars(requests: RequestStats, engine: Engine) -> Iterator[Sample]:
     yield Sample("inferx:engine_up", float(engine.is_up))
     yield Sample("inferx:engine_memory_resident_bytes", stats.memory_resident)
     yield Sample("inferx:engine_memory_peak_bytes", stats.memory_peak)
+
+
+def _sparse(stats: SparseStats) -> Iterator[Sample]:
+    yield Sample("inferx:sparse_steps_total", stats.steps)
+    yield Sample("inferx:sparse_choices_total", stats.choices)
+    for reason, count in (("drift", stats.drifts), ("broken", stats.broken)):
+        yield Sample("inferx:sparse_drifts_total", count, ("reason", reason))
+    yield Sample("inferx:sparse_predicted_seconds_total", stats.predicted_seconds)
+    yield Sample("inferx:sparse_measured_seconds_total", stats.measured_seconds)
+    yield Sample("inferx:sparse_regret_seconds_total", stats.regret_seconds)
+    yield Sample("inferx:sparse_union_density", stats.union_density)
+    yield Sample("inferx:sparse_masked_energy", stats.masked_energy)
 
 
 def _histograms(requests: RequestStats, stats: EngineStats) -> Iterator[tuple[str, Histogram]]:
