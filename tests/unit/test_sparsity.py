@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from inferx.config import EngineConfig
+from calibrated import ENOUGH, TEXT, open_model, silent
 from inferx.errors import SparsityError
 from inferx.model.activations import PROJECTIONS, Site
-from inferx.model.loading import LoadedModel, Stages
 from inferx.source import ModelSource
 from inferx.sparse.calibrating import calibrate
 from inferx.sparse.calibration import (
@@ -31,20 +29,6 @@ from inferx.sparse.windows import CONTEXT, COUNTED, WINDOW, Text, WindowedModel
 from inferx.text.tokenizer import Tokenizer
 from paged import PagedRun
 from tiny_models import make_tiny_model
-
-GENERATOR = random.Random(0)
-TEXT = "".join(GENERATOR.choices("abcdefgh", k=2 * 3 * WINDOW))
-ENOUGH = 2 * COUNTED  # tokens: two windows
-
-
-def silent(what: str, done: int, total: int) -> None: ...
-
-
-def open_model(folder: Path, family: str = "llama", **options) -> tuple[ModelSource, WindowedModel]:
-    make_tiny_model(folder, family, **options)
-    source = ModelSource(folder, "huggingface", "tiny")
-    config = EngineConfig(model=str(folder), device="cpu", dtype="float32")
-    return source, WindowedModel(LoadedModel.load(config, source, Stages()))
 
 
 @pytest.fixture(scope="module")
