@@ -72,3 +72,31 @@ def test_a_file_that_cannot_be_read_is_named_without_its_folder(tmp_path: Path) 
     with pytest.raises(ConfigError) as raised:
         EngineConfig.from_file(tmp_path / "model.json")
     assert str(raised.value) == "model.json cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("off", "off"), ("auto", "auto"), (0.25, 0.25), ("0.25", 0.25), (0, 0.0), (" 0.4 ", 0.4)],
+)
+def test_sparsity_is_a_word_or_a_ratio_as_a_number_or_as_text(given: Any, found: Any) -> None:
+    config = EngineConfig.from_mapping({"model": "x", "sparsity": given})
+    assert config.sparsity == found
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+
+
+@pytest.mark.parametrize("value", [1, -0.1, "1.5", "nan", "most", True, None, []])
+def test_what_is_no_sparsity_is_refused_by_name(value: object) -> None:
+    assert "sparsity" in refusal(sparsity=value)
+    assert refusal(sparsity="most") == (
+        "model.json: sparsity is 'most': expected 'off', 'auto' or a ratio in [0, 1)"
+    )
+
+
+def test_settings_that_exclude_sparsity_are_named() -> None:
+    assert refusal(sparsity="auto", batch_invariant=True) == (
+        "model.json: sparsity is 'auto' with batch_invariant, and auto chooses a path by who shares "
+        "the batch: set sparsity to 0, then requests may still name a ratio"
+    )
+    assert refusal(sparsity=0.25, engine="synthetic") == (
+        "model.json: sparsity is set, and the synthetic engine has no activations: leave it out"
+    )

@@ -137,6 +137,13 @@ class StepPaths:
             )
 
     def _probed(self, probe: StepProbe) -> None:
+        if probe.num_broken:
+            if self._ceiling.broken(probe.step):
+                logger.warning(
+                    "step %d: activations are not finite, or zeros alone: dense", probe.step
+                )
+                self._count(broken=1)
+            return
         row = self._path.index_of(probe.sparsity)
         assert row is not None
         density = float(probe.union_densities @ self._path.site_weights)
@@ -147,13 +154,7 @@ class StepPaths:
         self._stats = msgspec.structs.replace(
             self._stats, union_density=density, masked_energy=energy
         )
-        if probe.num_broken:
-            if self._ceiling.broken(probe.step):
-                logger.warning(
-                    "step %d: activations are not finite, or zeros alone: dense", probe.step
-                )
-                self._count(broken=1)
-        elif self._monitors[row].update(probe) and self._ceiling.drifted(row, probe.step):
+        if self._monitors[row].update(probe) and self._ceiling.drifted(row, probe.step):
             logger.info(
                 "step %d: activations have drifted from the calibration for %g: %s",
                 probe.step, probe.sparsity, self._ceiling_name(),

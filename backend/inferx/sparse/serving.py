@@ -46,12 +46,20 @@ class MaskedInputs:
             weight_shares(model.config)[site.projection] / model.config.num_layers
             for site in self._index
         ]
+        self._selected: float | None = None
         self.select(calibrations[0].target)
 
     def select(self, target: float) -> None:
         """The row that masks from now on."""
-        self._scoring = self._scorings[target]
-        self.thresholds.copy_(self._rows[target])
+        if target != self._selected:
+            self._scoring = self._scorings[target]
+            self.thresholds.copy_(self._rows[target])
+            self._selected = target
+
+    def select_all(self, threshold: float) -> None:
+        """One threshold for every site, until a row is selected."""
+        self.thresholds.fill_(threshold)
+        self._selected = None
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
         """What is not a number is kept, as the dense product would show it."""

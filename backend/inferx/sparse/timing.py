@@ -31,7 +31,7 @@ def _sparse_costs(time_step: TimeStep, masked: MaskedInputs, tokens: int) -> Spa
         if threshold in masked.targets:
             masked.select(threshold)
         else:
-            masked.thresholds.fill_(threshold)
+            masked.select_all(threshold)
         seconds = _seconds(time_step, tokens, True)
         points.append((masked.union_density, seconds))
     densities, seconds_of = zip(*sorted(points), strict=True)
