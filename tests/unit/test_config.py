@@ -94,8 +94,8 @@ def test_what_is_no_sparsity_is_refused_by_name(value: object) -> None:
 
 def test_settings_that_exclude_sparsity_are_named() -> None:
     assert refusal(sparsity="auto", batch_invariant=True) == (
-        "model.json: sparsity is 'auto' with batch_invariant, and auto chooses a path by who shares "
-        "the batch: set sparsity to 0, then requests may still name a ratio"
+        "model.json: sparsity is 'auto' with batch_invariant, and auto chooses a path by who "
+        "shares the batch: set sparsity to 0, then requests may still name a ratio"
     )
     assert refusal(sparsity=0.25, engine="synthetic") == (
         "model.json: sparsity is set, and the synthetic engine has no activations: leave it out"

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from inferx.engine.limits import check_request
 from inferx.engine.messages import EngineInfo
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import InvalidArgument
+from sparse_paths import make_path
 
 INFO = EngineInfo(
     max_model_len=10,
@@ -61,3 +63,27 @@ def test_without_max_tokens_the_prompt_leaves_room_for_a_token() -> None:
     check_request([1] * 9, [SamplingParams(max_tokens=None)], INFO)
     with pytest.raises(InvalidArgument, match=r"10 tokens: the model takes at most 10 tokens"):
         check_request([1] * 10, [SamplingParams(max_tokens=None)], INFO)
+
+
+def refusal(sparsity, info: EngineInfo) -> str:
+    with pytest.raises(InvalidArgument) as refused:
+        check_request([1], [SamplingParams(max_tokens=1, sparsity=sparsity)], info)
+    return str(refused.value)
+
+
+def test_a_ratio_has_to_be_one_that_the_model_is_calibrated_for():
+    calibrated = msgspec.structs.replace(INFO, sparse_path=make_path())
+    for sparsity in (None, "off", "auto", 0.0, 0.25, 0.5):
+        check_request([1], [SamplingParams(max_tokens=1, sparsity=sparsity)], calibrated)
+    assert refusal(0.3, calibrated) == (
+        "sparsity is 0.3: this model is calibrated for 0.25, 0.5; name one of them, 'auto' or 'off'"
+    )
+
+
+def test_a_model_without_a_sparse_path_takes_what_can_be_served_dense():
+    for sparsity in (None, "off", "auto", 0.0):
+        check_request([1], [SamplingParams(max_tokens=1, sparsity=sparsity)], INFO)
+    assert refusal(0.25, INFO) == (
+        "sparsity is 0.25: this model is served dense; leave it out, or set sparsity in the "
+        "model's settings"
+    )
