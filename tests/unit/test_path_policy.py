@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inferx.paths.costs import CostTable, Prediction, Predictor, SparseCosts
-from inferx.paths.policy import TRIAL_EVERY, PathPolicy
+from inferx.paths.policy import PathPolicy
 from sparse_paths import make_costs
 
 TABLE = CostTable(
@@ -53,17 +53,17 @@ def test_between_the_two_bounds_the_path_that_stands_stays(ratios):
     for first, stands in ((0.5, True), (1.5, False)):
         policy = PathPolicy()
         assert policy.choose(prediction(first)) is stands
-        other = sum(policy.choose(prediction(ratio)) is not stands for ratio in ratios)
-        assert other == len(ratios) // TRIAL_EVERY  # its trials
+        taken = [policy.choose(prediction(ratio)) for ratio in ratios]
+        trials = [step for step, sparse in enumerate(taken, 2) if sparse is not stands]
+        assert trials == [step for step in (16, 48, 112, 240, 496) if step <= len(ratios) + 1]
 
 
 def test_the_other_path_is_tried_now_and_then_unless_it_is_far_slower():
     policy = PathPolicy()
-    taken = [policy.choose(prediction(1.2)) for _ in range(3 * TRIAL_EVERY)]
-    assert [index for index, sparse in enumerate(taken) if sparse] == [
-        TRIAL_EVERY * n - 1 for n in (1, 2, 3)
-    ]
-    assert not any(policy.choose(prediction(2.1)) for _ in range(2 * TRIAL_EVERY))
+    taken = [policy.choose(prediction(1.2)) for _ in range(2100)]
+    trials = [step for step, sparse in enumerate(taken, 1) if sparse]
+    assert trials == [16, 48, 112, 240, 496, 1008, 1520, 2032]
+    assert not any(policy.choose(prediction(2.1)) for _ in range(2000))
 
 
 def test_predictions_follow_what_steps_take_on_each_path_alone():
@@ -77,9 +77,19 @@ def test_predictions_follow_what_steps_take_on_each_path_alone():
     assert predictor.predict(2, 0.5).sparse == pytest.approx(1.5, rel=1e-3)
 
 
+def test_a_path_that_was_not_measured_for_long_is_believed_sooner():
+    predictor = Predictor(make_costs())
+    for _ in range(32):
+        predictor.observe(predictor.predict(1, 0.5), sparse=True, seconds=0.5)
+    predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=0.64)
+    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8)
+    predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=0.8 * math.exp(-0.5))
+    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8 * math.exp(-0.05))
+
+
 def test_one_step_that_was_held_up_says_little():
     predictor = Predictor(make_costs())
     predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=1000.0)
-    assert predictor.predict(1, 0.5).dense == pytest.approx(math.exp(0.05))
+    assert predictor.predict(1, 0.5).dense == pytest.approx(math.exp(0.07))
     predictor.observe(predictor.predict(1, 0.5), sparse=True, seconds=0.0)
     assert predictor.predict(1, 0.5).sparse == 0.5

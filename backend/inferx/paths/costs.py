@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-_WEIGHT = 0.1  # of the newest step in the corrections' moving averages
-_MOST = 0.5  # of a step's deviation, as a logarithm: one that was held up says little
+_WEIGHT = 0.1  # of a step in its path's correction, where the step before was on it too
+_MOST_WEIGHT = 0.5  # where the path was not measured for long
+_FARTHEST = 0.7  # logarithm of measured over predicted: a step that was held up says little
 
 
 class SparseCosts(msgspec.Struct, frozen=True):
@@ -46,18 +47,17 @@ class Prediction(msgspec.Struct, frozen=True):
 class Predictor:
     """The table's predictions, each path's corrected by how its last steps compared with them.
 
-    A factor for each path, since contexts grow, clocks change and other processes come and go:
-    an exponentially weighted mean of the logarithms of measured over predicted.
+    A factor for each path, since contexts grow, clocks change and other processes come and go.
     """
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
-        self._logarithms = {"dense": 0.0, "sparse": 0.0}
+        self._dense, self._sparse = _Correction(), _Correction()
 
     def predict(self, tokens: int, density: float) -> Prediction:
         return Prediction(
-            self._table.dense_seconds(tokens) * math.exp(self._logarithms["dense"]),
-            self._table.sparse_seconds(tokens, density) * math.exp(self._logarithms["sparse"]),
+            self._table.dense_seconds(tokens) * self._dense.factor,
+            self._table.sparse_seconds(tokens, density) * self._sparse.factor,
         )
 
     def observe(self, prediction: Prediction, *, sparse: bool, seconds: float) -> None:
@@ -65,10 +65,27 @@ class Predictor:
         predicted = prediction.sparse if sparse else prediction.dense
         if seconds <= 0 or predicted <= 0:
             return
-        apart = math.log(seconds / predicted)
-        self._logarithms["sparse" if sparse else "dense"] += _WEIGHT * max(
-            -_MOST, min(_MOST, apart)
-        )
+        taken, other = (self._sparse, self._dense) if sparse else (self._dense, self._sparse)
+        taken.learn(math.log(seconds / predicted))
+        other.unseen += 1
+
+
+class _Correction:
+    """An exponentially weighted mean of the logarithms of measured over predicted; the longer
+    nothing was measured, the more the next step weighs."""
+
+    def __init__(self) -> None:
+        self._logarithm = 0.0
+        self.unseen = 0  # steps since the last one
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self._logarithm)
+
+    def learn(self, logarithm: float) -> None:
+        weight = min(_MOST_WEIGHT, _WEIGHT * (1 + self.unseen / 8))
+        self._logarithm += weight * max(-_FARTHEST, min(_FARTHEST, logarithm))
+        self.unseen = 0
 
 
 def _between(at: Sequence[float], values: Sequence[float], x: float) -> float:

@@ -6,7 +6,7 @@ from inferx.paths.costs import Prediction
 
 ENTER = 0.95  # of the dense step's time: the sparse path is taken from here on
 LEAVE = 1.0  # and left from here on, so that noise between the two does not flap
-TRIAL_EVERY = 256  # steps on one path, after which the other is tried once
+FIRST_TRIAL, LAST_TRIAL = 16, 512  # steps on one path between trials of the other
 TRIAL_LIMIT = 2.0  # times the better path's cost: what costs more is not tried
 
 
@@ -15,19 +15,24 @@ class PathPolicy:
 
     def __init__(self) -> None:
         self._sparse = False
-        self._since_other = 0  # steps on the path that stands
+        self._since_trial = 0  # steps on the path that stands
+        self._trial_after = FIRST_TRIAL  # steps
 
     def choose(self, prediction: Prediction) -> bool:
         """True for the sparse path.
 
-        A path that is never taken is never measured either. So one step in TRIAL_EVERY goes the
-        other way, unless that is known to be slow; what stands does not change by it.
+        A path that is never taken is never measured either. So now and then one step goes the
+        other way, unless that is known to be slow: soon after a change, and twice as late each
+        time. What stands does not change by it.
         """
         ratio = prediction.sparse / prediction.dense
-        was, self._sparse = self._sparse, ratio < (LEAVE if self._sparse else ENTER)
-        self._since_other = self._since_other + 1 if was is self._sparse else 0
-        worse = ratio if not self._sparse else 1 / ratio
-        if self._since_other < TRIAL_EVERY or worse > TRIAL_LIMIT:
-            return self._sparse
-        self._since_other = 0
-        return not self._sparse
+        stands = ratio < (LEAVE if self._sparse else ENTER)
+        if stands is not self._sparse:
+            self._sparse, self._since_trial, self._trial_after = stands, 0, FIRST_TRIAL
+        self._since_trial += 1
+        other = ratio if not stands else 1 / ratio
+        if self._since_trial < self._trial_after or other > TRIAL_LIMIT:
+            return stands
+        self._since_trial = 0
+        self._trial_after = min(2 * self._trial_after, LAST_TRIAL)
+        return not stands
