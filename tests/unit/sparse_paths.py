@@ -1,4 +1,4 @@
-"""A sparse path of two layers with plain numbers, and probes of it."""
+"""A sparse path of eight layers with plain numbers, and probes of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from inferx.paths.costs import CostTable, SparseCosts
 from inferx.paths.info import SparsePath, SparseRow
 from inferx.paths.probe import StepProbe
 
-NUM_SITES = 4  # two layers of two
+NUM_SITES = 16  # eight layers of two
 
 
 def make_costs(sparse_at_one: float = 0.5) -> CostTable:

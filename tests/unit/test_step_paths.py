@@ -179,10 +179,10 @@ def test_drift_makes_steps_denser_and_is_counted():
     steps = Steps(paths, 0.5)
     assert steps.sparsity() == 0.5
     steps.plan()
-    steps.result(*(make_probe(rows[1], step, share=-3.0) for step in range(2, 12)))
+    steps.result(*(make_probe(rows[1], step, share=-3.0) for step in range(2, 17)))
     assert steps.sparsity() == 0.25
     steps.plan()
-    steps.result(*(make_probe(rows[0], step, share=-3.0) for step in range(3, 13)))
+    steps.result(*(make_probe(rows[0], step, share=-3.0) for step in range(3, 18)))
     assert steps.sparsity() == 0.0
     assert paths.stats.drifts == 2
     steps.step += CALM + 20

@@ -19,6 +19,7 @@ RuleName = Literal["page-hinkley", "ewma", "variance"]
 
 WINDOW = 64  # steps
 VARIANCE = 0.023  # of a layer's S within the window
+_LAYERS = 0.25  # of all, which cumulative sums have to agree in
 _FARTHEST = 4.0  # deviations that one token can count for
 _LEAST_DEVIATION = 1e-4  # a site that never varied in the calibration may vary by this
 
@@ -27,17 +28,19 @@ class Rule(Protocol):
     def update(self, distances: Array, shares: Array) -> bool:
         """Takes a step, says whether activations have drifted.
 
-        distances: [2, num_layers], of S and of rho, in deviations of one token; shares: S itself,
-        [num_layers].
+        distances: [2, num_layers], of S and of rho, in deviations: either is enough; shares: S
+        itself, [num_layers].
         """
         ...
 
 
 class PageHinkley:
-    """Page's cumulative sums in both directions (Biometrika 41, 1954; Hinkley 1971): what goes
-    beyond `tolerance` adds up, and more than `limit` of it in most layers is drift."""
+    """Page's cumulative sums in both directions (Biometrika 41, 1954; Hinkley, ibid. 58, 1971):
+    what goes beyond `tolerance` adds up, and more than `limit` of it in a quarter of the layers is
+    drift. Neighbouring tokens are alike, so that a passage of the calibration's own text may
+    gather two dozen."""
 
-    def __init__(self, *, tolerance: float = 0.5, limit: float = 25.0) -> None:
+    def __init__(self, *, tolerance: float = 0.4, limit: float = 35.0) -> None:
         self._tolerance, self._limit = tolerance, limit
         self._up: Array | float = 0.0
         self._down: Array | float = 0.0
@@ -45,20 +48,21 @@ class PageHinkley:
     def update(self, distances: Array, shares: Array) -> bool:
         self._up = np.maximum(0.0, self._up + distances - self._tolerance)
         self._down = np.maximum(0.0, self._down - distances - self._tolerance)
-        return _in_most_layers(np.maximum(self._up, self._down) > self._limit)
+        beyond = np.maximum(self._up, self._down) > self._limit
+        return bool((beyond.mean(-1) > _LAYERS).any())
 
 
 class Ewma:
-    """A moving average with exponential weights, farther than `limit` from the calibration in most
-    layers (Roberts, Technometrics 1, 1959)."""
+    """A moving average with exponential weights (Roberts, Technometrics 1, 1959), farther than
+    `limit` from the calibration: the root of its mean square over the layers."""
 
-    def __init__(self, *, weight: float = 0.04, limit: float = 0.9) -> None:
+    def __init__(self, *, weight: float = 0.01, limit: float = 0.4) -> None:
         self._weight, self._limit = weight, limit
         self._mean: Array | float = 0.0
 
     def update(self, distances: Array, shares: Array) -> bool:
         self._mean = (1 - self._weight) * self._mean + self._weight * distances
-        return _in_most_layers(np.abs(self._mean) > self._limit)
+        return bool((np.square(self._mean).mean(-1) > self._limit**2).any())
 
 
 class Variance:
@@ -103,8 +107,3 @@ class DriftMonitor:
         if drifted:
             self._rule = RULES[self._rule_name]()
         return drifted
-
-
-def _in_most_layers(beyond: Array) -> bool:
-    """beyond: [2, num_layers]; S or rho is enough."""
-    return bool((beyond.mean(-1) > 0.5).any())
