@@ -58,12 +58,14 @@ def test_between_the_two_bounds_the_path_that_stands_stays(ratios):
         assert trials == [step for step in (16, 48, 112, 240, 496) if step <= len(ratios) + 1]
 
 
-def test_the_other_path_is_tried_now_and_then_unless_it_is_far_slower():
+def test_the_other_path_is_tried_now_and_then_but_no_sparse_step_that_is_far_slower():
     policy = PathPolicy()
     taken = [policy.choose(prediction(1.2)) for _ in range(2100)]
     trials = [step for step, sparse in enumerate(taken, 1) if sparse]
     assert trials == [16, 48, 112, 240, 496, 1008, 1520, 2032]
     assert not any(policy.choose(prediction(2.1)) for _ in range(2000))
+    taken = [policy.choose(prediction(0.1)) for _ in range(100)]
+    assert [step for step, sparse in enumerate(taken, 1) if not sparse] == [16, 48]
 
 
 def test_predictions_follow_what_steps_take_on_each_path_alone():

@@ -24,7 +24,7 @@ from inferx.model.runners import load_runner
 from inferx.source import ModelSource
 from inferx.sparse.calibration import default_path, save_calibration
 from inferx.sparse.definitions import masked_energy, sparsity, threshold_mask, union_density
-from inferx.sparse.probe import COPY_EVERY, STEPS, ProbeRing
+from inferx.sparse.probe import COPY_EVERY, STEPS, ProbeRing, figures
 from inferx.sparse.serving import MaskedInputs
 from tiny_models import make_tiny_model
 
@@ -179,7 +179,7 @@ def test_inputs_are_masked_and_probed_as_defined(masked, num_tokens):
     kept = threshold_mask(x, threshold)
     assert torch.equal(found, x * kept)
     assert torch.equal(x, before)
-    share, union, energy, broken = masked.probe.current[index].tolist()
+    [[share, union, energy, broken]] = figures(x[None], ~kept[None]).tolist()
     assert share == pytest.approx(sparsity(x, threshold).mean().item())
     assert union == pytest.approx(union_density(kept))
     assert energy == pytest.approx(masked_energy(x, kept).mean().item(), abs=1e-6)
@@ -191,8 +191,26 @@ def test_what_is_not_a_number_is_kept_and_counted(masked):
     x[0, 5], x[1] = math.nan, 0.0
     found = masked(Site(0, "o"), x)
     assert found[0].isnan().tolist() == x[0].isnan().tolist()
-    index = list(masked._index).index(Site(0, "o"))
-    assert masked.probe.current[index, 3].item() == 2
+    dropped = x.abs() <= masked.thresholds[1]
+    assert figures(x[None], dropped[None])[0, 3].item() == 2
+
+
+def test_a_forward_pass_records_every_site_in_its_row(masked):
+    generator = torch.Generator().manual_seed(0)
+    places = list(masked._index)
+    masked._seen.clear()
+    masked.select(0.5)
+    inputs = [
+        torch.randn(2, 96 if site.projection == "down" else 64, generator=generator)
+        for site in places
+    ]
+    for site, x in zip(places, inputs, strict=True):
+        masked(site, x)
+    masked.record()
+    for index, x in enumerate(inputs):
+        dropped = x.abs() <= masked.thresholds[index]
+        expected = figures(x[None], dropped[None])[0]
+        assert torch.equal(masked.probe.current[index], expected)
 
 
 def test_the_ring_brings_every_step_in_order_and_wraps():

@@ -14,7 +14,6 @@ from torch import Tensor
 from inferx.config import EngineConfig
 from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
 from inferx.engine.sampling import SamplingParams
-from inferx.model.activations import Activations
 from inferx.model.batch import KVCache
 from inferx.model.input_batch import InputBatch, SamplingRows
 from inferx.model.llama import LlamaForCausalLM
@@ -103,8 +102,8 @@ class ModelRunner:
 
         def time_step(tokens: int, is_masked: bool) -> float:
             plan = _decodes(tokens, num_blocks, loaded.config.vocab_size)
-            activations = masked if is_masked else None
-            return self._thread.submit(self._timed, plan, activations).result()[1]
+            used = masked if is_masked else None
+            return self._thread.submit(self._timed, plan, used).result()[1]
 
         costs = measure_costs(time_step, masked, max_num_seqs)
         self._masked = masked
@@ -123,24 +122,25 @@ class ModelRunner:
         return result._replace(seconds=seconds, probes=masked.probe.drain())
 
     @torch.inference_mode()
-    def _timed(self, plan: Plan, activations: Activations | None) -> tuple[StepResult, float]:
+    def _timed(self, plan: Plan, masked: MaskedInputs | None) -> tuple[StepResult, float]:
         """What the plan brings, and the seconds that it took: its tokens are waited for."""
         begin = perf_counter()
-        result = self._run(plan, activations)
+        result = self._run(plan, masked)
         return result, perf_counter() - begin
 
-    def _run(self, plan: Plan, activations: Activations | None) -> StepResult:
+    def _run(self, plan: Plan, masked: MaskedInputs | None) -> StepResult:
         for row in plan.new_rows:
             self._batch.add(row)
         self._sampler.add(plan.new_rows)
         self._batch.update_blocks(plan.block_updates)
         self._copy_pages(plan.page_copies)
         batch = self._batch.forward_batch(plan)
-        if activations is None:
+        if masked is None:
             hidden = self._model.forward(batch, self._kv)
         else:
             assert isinstance(self._model, LlamaForCausalLM)
-            hidden = self._model.forward(batch, self._kv, activations)
+            hidden = self._model.forward(batch, self._kv, masked)
+            masked.record()
         rows = SamplingRows.of(plan)
         return self._sample(hidden[batch.logits_indices], rows)
 

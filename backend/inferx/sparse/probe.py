@@ -15,6 +15,24 @@ COPY_EVERY = 8  # steps; divides STEPS
 FIGURES = 4  # of a site: masked share, union density, masked energy, number of broken inputs
 
 
+def figures(x: Tensor, dropped: Tensor) -> Tensor:
+    """What sites of one width show: x and dropped: [num_sites, num_tokens, channels], dropped true
+    where a channel is masked -> [num_sites, FIGURES] float32. The reference of the kernels' probe.
+    """
+    total, kept = (
+        torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float32).square()
+        for tensor in (x, x.masked_fill(dropped, 0))
+    )
+    energy = 1 - kept / total.clamp_min(torch.finfo(torch.float32).tiny)
+    columns = [
+        dropped.mean((1, 2), dtype=torch.float32),
+        1 - dropped.all(1).mean(1, dtype=torch.float32),
+        energy.mean(1),
+        (~((total > 0) & total.isfinite())).sum(1),
+    ]
+    return torch.stack(columns, 1)
+
+
 class _Step(NamedTuple):
     step: int
     sparsity: float

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inferx.model.activations import Site
+from inferx.model.activations import PROJECTIONS, Site
 from inferx.model.llama import LlamaForCausalLM
 from inferx.paths.costs import CostTable
 from inferx.paths.info import SparsePath, SparseRow
 from inferx.sparse.calibration import Calibration
 from inferx.sparse.masking import Scoring, sites, weight_shares
-from inferx.sparse.probe import ProbeRing
+from inferx.sparse.probe import ProbeRing, figures
 
 MAX_TOKENS = 4  # of a step: the union of more tokens' channels is nearly all of them
 
 
 class MaskedInputs:
-    """Activations without what the selected row masks. Writes what they show to the probe.
+    """Activations without what the selected row masks. `record` gives the probe what they showed.
 
     The thresholds in use lie in one buffer, so that a CUDA graph serves all rows.
     """
@@ -46,6 +46,7 @@ class MaskedInputs:
             weight_shares(model.config)[site.projection] / model.config.num_layers
             for site in self._index
         ]
+        self._seen: list[tuple[Tensor, Tensor]] = []  # input and what is dropped of it, by site
         self._selected: float | None = None
         self.select(calibrations[0].target)
 
@@ -63,20 +64,20 @@ class MaskedInputs:
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
         """What is not a number is kept, as the dense product would show it."""
-        index = self._index[site]
-        dropped = self._scoring(site, x) <= self.thresholds[index]
-        masked = x.masked_fill(dropped, 0)
-        total, kept = (_squares(tensor) for tensor in (x, masked))
-        sound = (total > 0) & total.isfinite()
-        self.probe.current[index] = torch.stack(
-            [
-                dropped.mean(dtype=torch.float32),
-                1 - dropped.all(0).mean(dtype=torch.float32),
-                (1 - kept / total).mean(),
-                (~sound).sum(),
-            ]
-        )
-        return masked
+        dropped = self._scoring(site, x) <= self.thresholds[self._index[site]]
+        self._seen.append((x, dropped))
+        return x.masked_fill(dropped, 0)
+
+    def record(self) -> None:
+        """After a forward pass. All layers at once: a site alone takes a dozen small operations,
+        as long as its product."""
+        num_projections = len(PROJECTIONS)
+        for start in range(num_projections):
+            x, dropped = (
+                torch.stack(seen) for seen in zip(*self._seen[start::num_projections], strict=True)
+            )
+            self.probe.current[start::num_projections] = figures(x, dropped)
+        self._seen.clear()
 
     @property
     def targets(self) -> list[float]:
@@ -91,7 +92,7 @@ class MaskedInputs:
         return SparsePath(
             rows=[_row(calibration) for calibration in self._calibrations],
             site_weights=self._site_weights,
-            sites_per_layer=len(self._index) // self._config.num_layers,
+            sites_per_layer=len(PROJECTIONS),
             max_tokens=MAX_TOKENS,
             costs=costs,
         )
@@ -107,8 +108,3 @@ def _row(calibration: Calibration) -> SparseRow:
         energy_means=[site.masked_energy.mean for site in found],
         energy_deviations=[site.masked_energy.deviation for site in found],
     )
-
-
-def _squares(x: Tensor) -> Tensor:
-    """Each token's sum of squares: [num_tokens, channels] -> [num_tokens] float32."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).square()
