@@ -279,12 +279,15 @@ SECONDS = [name for name in HISTOGRAMS if name.endswith("_seconds")]
 
 
 def _settled(found: dict[str, float]) -> bool:
-    """All three requests are counted in every histogram, and the engine has told since that their
-    pages are back.
+    """All three requests are counted in every histogram, no histogram is being written, and the
+    engine has told since that their pages are back.
     """
     of_requests = [name for name in HISTOGRAMS if "step" not in name and "inter_token" not in name]
     counted = all(found[f"{name}_count"] == 3 for name in of_requests)
-    return counted and found["inferx:kv_pages_used"] == 0
+    whole = all(
+        found[f"{name}_count"] == found[f'{name}_bucket le="+Inf"'] > 0 for name in HISTOGRAMS
+    )
+    return counted and whole and found["inferx:kv_pages_used"] == 0
 
 
 def test_what_was_served_appears_on_the_metrics_port(server: TritonServer) -> None:

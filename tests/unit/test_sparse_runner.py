@@ -16,7 +16,8 @@ from inferx.engine.messages import EngineRequest
 from inferx.engine.sampling import SamplingParams
 from inferx.engine.scheduler import Scheduler
 from inferx.engine.step_paths import StepPaths
-from inferx.errors import ModelLoadError
+from inferx.errors import InvalidArgument, ModelLoadError
+from inferx.llm import LLM
 from inferx.memory.pool import PagePool
 from inferx.model.activations import Site
 from inferx.model.runner import ModelRunner
@@ -156,6 +157,21 @@ def test_sparse_and_exact_requests_together_make_dense_steps(source):
     with Served(source, sparsity=0) as served:
         served.texts((PROMPT, 0.5), (PROMPT[:5], "off"))
         assert served.core.stats().sparse.steps == 0
+
+
+def test_offline_requests_choose_their_sparsity_too(source, dense_text):
+    with LLM(str(source.path), sparsity=0, dtype="float32", device="cpu") as llm:
+
+        def text(**sparsity: object) -> list[int]:
+            params = SamplingParams(
+                temperature=0, max_tokens=DIFFERENT, ignore_eos=True, **sparsity
+            )
+            return llm.generate([PROMPT], params)[0].token_ids
+
+        assert text() == text(sparsity="off") == dense_text
+        assert text(sparsity=0.5) != dense_text
+        with pytest.raises(InvalidArgument, match=r"sparsity is 0\.3: this model is calibrated"):
+            text(sparsity=0.3)
 
 
 # Masks and their probe
