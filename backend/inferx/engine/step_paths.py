@@ -25,6 +25,7 @@ from inferx.paths.wishes import NONE, Wish, Wishes, together
 
 logger = logging.getLogger(__name__)
 
+_REPORT_EVERY = 4096  # choices, in the log
 _NEWEST = 0.1  # the weight of the newest step in the mean union density
 
 
@@ -124,17 +125,22 @@ class StepPaths:
         self._predictor.observe(prediction, sparse=sparse, seconds=seconds)
         predicted = prediction.sparse if sparse else prediction.dense
         other = prediction.dense if sparse else prediction.sparse
-        logger.debug(
-            "%s step: predicted %.6f s, took %.6f s; the other path %.6f s",
-            "sparse" if sparse else "dense", predicted, seconds, other,
-        )  # fmt: skip
-        if is_choice:
-            self._count(
-                choices=1,
-                predicted_seconds=predicted,
-                measured_seconds=seconds,
-                regret_seconds=max(0.0, seconds - other),
-            )
+        if not is_choice:
+            return
+        self._count(
+            choices=1,
+            predicted_seconds=predicted,
+            measured_seconds=seconds,
+            regret_seconds=max(0.0, seconds - other),
+        )
+        stats = self._stats
+        if stats.choices % _REPORT_EVERY == 0:
+            logger.info(
+                "%d steps' paths chosen by cost: predicted %.1f s, took %.1f s, of which the other "
+                "path would have saved %.1f s; %d sparse steps in all",
+                stats.choices, stats.predicted_seconds, stats.measured_seconds,
+                stats.regret_seconds, stats.steps,
+            )  # fmt: skip
 
     def _probed(self, probe: StepProbe) -> None:
         if probe.num_broken:
