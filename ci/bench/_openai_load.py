@@ -59,6 +59,8 @@ class OpenAIStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
         assert self._answer is not None
+        if self._answer.done():  # the load has ended
+            return
         if not self._first:
             if self._tail == b"" and not data.startswith(b"HTTP/1.1 200"):
                 self._answer.set_exception(RuntimeError(data.decode(errors="replace")))
