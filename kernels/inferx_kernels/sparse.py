@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferx_kernels.activation import silu_mul
-from inferx_kernels.fp8 import movable
+from inferx_kernels.fp8 import E4M3, movable
 from inferx_kernels.linear import PackedLinear
 from inferx_kernels.norm import rms_norm
 
@@ -50,10 +50,13 @@ def pack_sparse(packed: PackedLinear, *, is_gated: bool = False) -> SparseLinear
     """A copy of a weight that `pack_linear` made, by input channel.
 
     is_gated: the first half of the output features is gate, the second up; the copy alternates
-    them. Raises ValueError where a kernel could not load 16 bytes of a channel at a time.
+    them. Raises ValueError for other types than bfloat16 and e4m3, and where a kernel could not
+    load 16 bytes of a channel at a time.
     """
     weight = packed.weight.to_dense() if packed.is_blocked else packed.weight
     features, itemsize = weight.shape[0], weight.element_size()
+    if weight.dtype not in (torch.bfloat16, E4M3):
+        raise ValueError(f"sparse products take bfloat16 and e4m3 weights, not {weight.dtype}")
     if features * itemsize % _LINE or (is_gated and features % 2):
         raise ValueError(
             f"a weight of {features} output features of {itemsize} bytes has no sparse product: "

@@ -12,8 +12,7 @@ from inferx_kernels import ops
 from torch import Tensor
 
 from inferx.config import EngineConfig
-from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
-from inferx.engine.sampling import SamplingParams
+from inferx.engine.plan import Plan, StepResult, TokenLogprobs
 from inferx.model.batch import KVCache
 from inferx.model.input_batch import InputBatch, SamplingRows
 from inferx.model.llama import LlamaForCausalLM
@@ -23,7 +22,7 @@ from inferx.model.sampler import Sampler
 from inferx.observe.stages import Stages
 from inferx.paths.info import SparsePath
 from inferx.sparse.serving import MaskedInputs
-from inferx.sparse.timing import measure_costs
+from inferx.sparse.timing import decode_plan, measure_costs
 
 _MAX_LOGITS = 2**23  # 32 MiB of float32 at a time; the sampler takes a few times as much
 
@@ -101,7 +100,7 @@ class ModelRunner:
         masked = MaskedInputs(loaded.calibrations, self._model, self._device)
 
         def time_step(tokens: int, is_masked: bool) -> float:
-            plan = _decodes(tokens, num_blocks, loaded.config.vocab_size)
+            plan = decode_plan(tokens, num_blocks, loaded.config.vocab_size)
             used = masked if is_masked else None
             return self._thread.submit(self._timed, plan, used).result()[1]
 
@@ -169,17 +168,3 @@ _WARM_UP = Plan(
     step=0, slots=[0], starts=[0], num_tokens=[1], samples=[False], num_decodes=0,
     new_rows=[], block_updates=[], page_copies=[],
 )  # fmt: skip
-
-
-def _decodes(num_seqs: int, num_blocks: int, vocab_size: int) -> Plan:
-    """One token of each of so many slots that nobody has yet, each another one."""
-    params = SamplingParams(temperature=0)
-    tokens = [(2 + 997 * slot) % vocab_size for slot in range(num_seqs)]
-    ones = [1] * num_seqs
-    return Plan(
-        step=0, slots=list(range(num_seqs)), starts=[0] * num_seqs, num_tokens=ones,
-        samples=[True] * num_seqs, num_decodes=num_seqs,
-        new_rows=[NewRow(slot, [token], 1, params, 0) for slot, token in enumerate(tokens)],
-        block_updates=[(slot, 0, [slot % num_blocks]) for slot in range(num_seqs)],
-        page_copies=[],
-    )  # fmt: skip

@@ -31,12 +31,6 @@ def load_runner(
         from inferx.model.runner import ModelRunner
 
         return ModelRunner(config, loaded, stages)
-    if loaded.calibrations:
-        raise load_error(
-            source,
-            f"the setting sparsity is {config.sparsity!r}, and the GPU's kernels have no sparse "
-            "path yet: set it to 'off'",
-        )
     reason = _unsupported_shape(loaded.config)
     if reason is not None:
         raise load_error(source, f"{reason}: set device to 'cpu', or take another dtype")

@@ -90,7 +90,8 @@ class DriftMonitor:
     def __init__(self, row: SparseRow, sites_per_layer: int, rule: RuleName) -> None:
         self._rule_name = rule
         self._rule: Rule = RULES[rule]()
-        self._per_layer = sites_per_layer
+        watched = np.reshape(row.share_means, (-1, sites_per_layer)) > 0  # a site may stay dense
+        self._weights = watched / np.maximum(1, watched.sum(-1, keepdims=True))
         self._means = np.array([row.share_means, row.energy_means])
         deviations = np.array([row.share_deviations, row.energy_deviations])
         self._deviations = np.maximum(deviations, _LEAST_DEVIATION)
@@ -101,8 +102,8 @@ class DriftMonitor:
         # A mean over independent tokens varies less than one of them
         deviations = self._deviations / probe.num_tokens**0.5
         distances = ((found - self._means) / deviations).clip(-_FARTHEST, _FARTHEST)
-        by_layer = distances.reshape(2, -1, self._per_layer).mean(-1)
-        shares = probe.masked_shares.reshape(-1, self._per_layer).mean(-1)
+        by_layer = (distances.reshape(2, *self._weights.shape) * self._weights).sum(-1)
+        shares = (probe.masked_shares.reshape(self._weights.shape) * self._weights).sum(-1)
         drifted = self._rule.update(by_layer, shares)
         if drifted:
             self._rule = RULES[self._rule_name]()

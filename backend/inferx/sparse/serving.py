@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
-from inferx.model.activations import PROJECTIONS, Site
+from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.model.llama import LlamaForCausalLM
 from inferx.paths.costs import CostTable
 from inferx.paths.info import SparsePath, SparseRow
 from inferx.sparse.calibration import Calibration
 from inferx.sparse.masking import Scoring, sites, weight_shares
 from inferx.sparse.probe import ProbeRing, figures
+from inferx.sparse.statistics import Summary
 
 MAX_TOKENS = 4  # of a step: the union of more tokens' channels is nearly all of them
+_NOTHING = Summary(0.0, 0.0)
 
 
-class MaskedInputs:
-    """Activations without what the selected row masks. `record` gives the probe what they showed.
+class CalibratedRows:
+    """The rows that a runner can mask by, and the probe of what the selected one does.
 
     The thresholds in use lie in one buffer, so that a CUDA graph serves all rows.
     """
@@ -29,13 +32,12 @@ class MaskedInputs:
         calibrations: Sequence[Calibration],
         model: LlamaForCausalLM,
         device: torch.device,
+        projections: Collection[Projection] = PROJECTIONS,
     ) -> None:
-        """calibrations: of this model, by rising target."""
+        """calibrations: of this model, by rising target; projections: those that are masked."""
         self._calibrations = calibrations
-        self._config = model.config
+        self._projections = projections
         self._index = {site: index for index, site in enumerate(sites(model.config))}
-        scorings = {c.scores: Scoring(model, c.scores) for c in calibrations}
-        self._scorings = {c.target: scorings[c.scores] for c in calibrations}
         self._rows = {
             c.target: torch.tensor([c.thresholds[site] for site in self._index], device=device)
             for c in calibrations
@@ -46,14 +48,11 @@ class MaskedInputs:
             weight_shares(model.config)[site.projection] / model.config.num_layers
             for site in self._index
         ]
-        self._seen: list[tuple[Tensor, Tensor]] = []  # input and what is dropped of it, by site
         self._selected: float | None = None
-        self.select(calibrations[0].target)
 
     def select(self, target: float) -> None:
         """The row that masks from now on."""
         if target != self._selected:
-            self._scoring = self._scorings[target]
             self.thresholds.copy_(self._rows[target])
             self._selected = target
 
@@ -61,6 +60,45 @@ class MaskedInputs:
         """One threshold for every site, until a row is selected."""
         self.thresholds.fill_(threshold)
         self._selected = None
+
+    @property
+    def targets(self) -> list[float]:
+        return [calibration.target for calibration in self._calibrations]
+
+    @property
+    def union_density(self) -> float:
+        """The share of the layers' weights that the last forward pass read. Waits for it."""
+        return float(self.probe.current[:, 1].cpu() @ torch.tensor(self._site_weights))
+
+    def described(self, costs: CostTable) -> SparsePath:
+        return SparsePath(
+            rows=[_row(calibration, self._projections) for calibration in self._calibrations],
+            site_weights=self._site_weights,
+            sites_per_layer=len(PROJECTIONS),
+            max_tokens=MAX_TOKENS,
+            costs=costs,
+        )
+
+
+class MaskedInputs(CalibratedRows):
+    """Activations without what the selected row masks; `record` tells the probe of them."""
+
+    def __init__(
+        self,
+        calibrations: Sequence[Calibration],
+        model: LlamaForCausalLM,
+        device: torch.device,
+    ) -> None:
+        super().__init__(calibrations, model, device)
+        scorings = {c.scores: Scoring(model, c.scores) for c in calibrations}
+        self._scorings = {c.target: scorings[c.scores] for c in calibrations}
+        self._scoring = self._scorings[calibrations[0].target]
+        self._seen: list[tuple[Tensor, Tensor]] = []  # input and what is dropped of it, by site
+        self.select(calibrations[0].target)
+
+    def select(self, target: float) -> None:
+        super().select(target)
+        self._scoring = self._scorings[target]
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
         """What is not a number is kept, as the dense product would show it."""
@@ -79,27 +117,14 @@ class MaskedInputs:
             self.probe.current[start::num_projections] = figures(x, dropped)
         self._seen.clear()
 
-    @property
-    def targets(self) -> list[float]:
-        return [calibration.target for calibration in self._calibrations]
 
-    @property
-    def union_density(self) -> float:
-        """The share of the layers' weights that the last forward pass read. Waits for it."""
-        return float(self.probe.current[:, 1].cpu() @ torch.tensor(self._site_weights))
-
-    def described(self, costs: CostTable) -> SparsePath:
-        return SparsePath(
-            rows=[_row(calibration) for calibration in self._calibrations],
-            site_weights=self._site_weights,
-            sites_per_layer=len(PROJECTIONS),
-            max_tokens=MAX_TOKENS,
-            costs=costs,
-        )
-
-
-def _row(calibration: Calibration) -> SparseRow:
-    found = calibration.sites
+def _row(calibration: Calibration, projections: Collection[Projection]) -> SparseRow:
+    found = [
+        site
+        if site.projection in projections
+        else msgspec.structs.replace(site, masked_share=_NOTHING, masked_energy=_NOTHING)
+        for site in calibration.sites
+    ]
     return SparseRow(
         target=calibration.target,
         growth=calibration.quality.growth,

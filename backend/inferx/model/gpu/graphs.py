@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
 from inferx.model.upload import upload_into
+from inferx.sparse.serving import MAX_TOKENS
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -32,6 +33,7 @@ def bucket_sizes(largest: int) -> list[int]:
 class _Bucket(NamedTuple):
     """Two graphs, so that logits can be edited between them."""
 
+    size: int
     forward: Callable[[], object]
     sample: Callable[[], object]
     step: StepAttention  # graphs write to its memory, and keep no reference to it
@@ -68,41 +70,64 @@ class DecodeGraphs:
         self._logits = zeros(max_num_seqs, vocab_size, dtype=torch.float32)
         self._tokens = zeros(max_num_seqs, dtype=torch.int64)
         self._sizes = bucket_sizes(max_num_seqs)
+        self._sparse_sizes = range(1, min(MAX_TOKENS, max_num_seqs) + 1)
         self._capturing = capturing
         self._buckets: dict[int, _Bucket] = {}
+        self._sparse: dict[int, _Bucket] = {}
 
     def capture(self, model: GpuLlama, kv: list[KVCache]) -> None:
         """A graph for every size, on the current stream."""
         # The largest first: the smaller ones' graphs find their memory in its
-        for size in reversed(self._sizes):
-            forward, sample, step = self._bucket(size, model, kv)
-            graphs = self._capturing(forward), self._capturing(sample)
-            self._buckets[size] = _Bucket(*graphs, step)
+        self._buckets = self._captured(reversed(self._sizes), model, kv)
+
+    def capture_sparse(self, model: GpuLlama, kv: list[KVCache]) -> None:
+        """The graphs of the sparse path, of these very numbers of rows: one that nobody has would
+        have its channels read."""
+        self._sparse = self._captured(self._sparse_sizes, model, kv)
 
     def launch_all(self, model: GpuLlama, kv: list[KVCache]) -> None:
         """A step of each size of rows that nobody has, without graphs: to compile its kernels."""
-        for size in self._sizes:
-            bucket = self._bucket(size, model, kv)
-            bucket.forward()
-            bucket.sample()
+        self._launch(self._sizes, model, kv)
+
+    def launch_sparse(self, model: GpuLlama, kv: list[KVCache]) -> None:
+        self._launch(self._sparse_sizes, model, kv)
 
     def forward(self, plan: Plan) -> Tensor:
         """Launches the plan's forward pass; its logits, until the next step: [num_rows, vocab]."""
-        size = self._size_of(plan)
-        rows = np.full((2, size), -1, dtype=np.int32)
+        bucket = self._bucket_for(plan)
+        rows = np.full((2, bucket.size), -1, dtype=np.int32)
         rows[0, : len(plan.slots)] = plan.slots
         rows[1, : len(plan.slots)] = plan.starts
-        upload_into(self._rows[: 2 * size], rows.reshape(-1))
-        self._buckets[size].forward()
+        upload_into(self._rows[: 2 * bucket.size], rows.reshape(-1))
+        bucket.forward()
         return self._logits[: len(plan.slots)]
 
     def sample(self, plan: Plan) -> Tensor:
         """Launches the choice of tokens by unedited logits: [num_rows] int64, stored already."""
-        self._buckets[self._size_of(plan)].sample()
+        self._bucket_for(plan).sample()
         return self._tokens[: len(plan.slots)]
 
-    def _size_of(self, plan: Plan) -> int:
-        return self._sizes[bisect.bisect_left(self._sizes, len(plan.slots))]
+    def _bucket_for(self, plan: Plan) -> _Bucket:
+        if plan.sparsity:
+            return self._sparse[len(plan.slots)]
+        return self._buckets[self._sizes[bisect.bisect_left(self._sizes, len(plan.slots))]]
+
+    def _captured(
+        self, sizes: Iterable[int], model: GpuLlama, kv: list[KVCache]
+    ) -> dict[int, _Bucket]:
+        captured = {}
+        for size in sizes:
+            bucket = self._bucket(size, model, kv)
+            captured[size] = bucket._replace(
+                forward=self._capturing(bucket.forward), sample=self._capturing(bucket.sample)
+            )
+        return captured
+
+    def _launch(self, sizes: Iterable[int], model: GpuLlama, kv: list[KVCache]) -> None:
+        for size in sizes:
+            bucket = self._bucket(size, model, kv)
+            bucket.forward()
+            bucket.sample()
 
     def _bucket(self, size: int, model: GpuLlama, kv: list[KVCache]) -> _Bucket:
         rows = StepRows(
@@ -127,4 +152,4 @@ class DecodeGraphs:
             store_tokens(state.token_pool, rows.slots, inputs.seq_lens, tokens)
 
         self._rows.fill_(-1)
-        return _Bucket(forward, sample, step)
+        return _Bucket(size, forward, sample, step)

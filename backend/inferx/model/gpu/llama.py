@@ -42,7 +42,7 @@ class GpuLlama:
         run = self._one_token if way is Way.VECTOR else self._few_tokens
         for layer, cache in zip(self._layers, kv, strict=True):
             h = run(h, layer, step, cache)
-        return _normed(h, self._model.norm)
+        return normed(h, self._model.norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[num_rows, hidden_size] -> [num_rows, vocab_size] float32, in `out` if given."""
@@ -58,7 +58,7 @@ class GpuLlama:
     def _one_token(self, h: Tensor, layer: Layer, step: StepAttention, kv: KVCache) -> Tensor:
         norm = layer.input_norm
         qkv = vector(h, layer.qkv_proj.packed, norm_weight=norm.weight, eps=norm.eps)
-        attended = step.decode(qkv, kv, layer.sliding_window, *_qk_norm(layer))
+        attended = step.decode(qkv, kv, layer.sliding_window, *qk_norm_of(layer))
         h = vector(attended, layer.o_proj.packed, residual=h)
         norm = layer.post_attention_norm
         gated = vector(
@@ -70,43 +70,46 @@ class GpuLlama:
         dtype = self._dtype
         qkv_proj, o_proj = layer.qkv_proj.packed, layer.o_proj.packed
         gate_up_proj, down_proj = layer.gate_up_proj.packed, layer.down_proj.packed
-        qkv = skinny(_input(h, layer.input_norm, qkv_proj), qkv_proj, dtype=dtype)
-        attended = step.decode(qkv, kv, layer.sliding_window, *_qk_norm(layer))
+        qkv = skinny(layer_input(h, layer.input_norm, qkv_proj), qkv_proj, dtype=dtype)
+        attended = step.decode(qkv, kv, layer.sliding_window, *qk_norm_of(layer))
         h = skinny(quantized(attended, o_proj), o_proj, dtype=dtype, residual=h)
-        x = _input(h, layer.post_attention_norm, gate_up_proj)
+        x = layer_input(h, layer.post_attention_norm, gate_up_proj)
         gated = skinny(x, gate_up_proj, dtype=dtype, silu_mul=True)
         return skinny(quantized(gated, down_proj), down_proj, dtype=dtype, residual=h)
 
     def _by_library(self, residual: Tensor, step: StepAttention, kv: list[KVCache]) -> Tensor:
         dtype = self._dtype
         layers = self._layers
-        x = _input(residual, layers[0].input_norm, layers[0].qkv_proj.packed)
+        x = layer_input(residual, layers[0].input_norm, layers[0].qkv_proj.packed)
         for layer, following, cache in zip(layers, [*layers[1:], None], kv, strict=True):
             o_proj, down_proj = layer.o_proj.packed, layer.down_proj.packed
             gate_up_proj = layer.gate_up_proj.packed
             qkv, late = library(x, layer.qkv_proj.packed, dtype=dtype)
-            attended = step.mixed(qkv, late, cache, layer.sliding_window, *_qk_norm(layer))
+            attended = step.mixed(qkv, late, cache, layer.sliding_window, *qk_norm_of(layer))
             y, late = library(quantized(attended, o_proj), o_proj, dtype=dtype)
             norm = layer.post_attention_norm
-            x = _input(y, norm, gate_up_proj, residual=residual, late=late)
+            x = layer_input(y, norm, gate_up_proj, residual=residual, late=late)
             gate_up, late = library(x, gate_up_proj, dtype=dtype)
             gated = silu_mul_rows(gate_up, late=late, quantize=_is_fp8(down_proj))
             y, late = library(gated, down_proj, dtype=dtype)
             if following is not None:
                 norm, reader = following.input_norm, following.qkv_proj.packed
-                x = _input(y, norm, reader, residual=residual, late=late)
-        return _normed(y, self._model.norm, residual=residual, late=late)
+                x = layer_input(y, norm, reader, residual=residual, late=late)
+        return normed(y, self._model.norm, residual=residual, late=late)
 
 
-def _input(
+def layer_input(
     h: Tensor,
-    norm: RMSNorm,
+    norm: RMSNorm | None,
     reader: PackedLinear,
     *,
     residual: Tensor | None = None,
     late: LateScales | None = None,
 ) -> Tensor | Quantized:
-    """What `reader` multiplies: normed after the residual is added, e4m3 where its weight is."""
+    """What `reader` multiplies: normed, if a norm is given, after the residual is added; e4m3 where
+    its weight is."""
+    if norm is None:
+        return quantized(h, reader)
     return norm_rows(
         h, norm.weight, norm.eps, residual=residual, late=late, quantize=_is_fp8(reader)
     )
@@ -116,7 +119,7 @@ def _is_fp8(weight: PackedLinear) -> bool:
     return weight.weight_scale is not None
 
 
-def _normed(
+def normed(
     h: Tensor,
     norm: RMSNorm,
     *,
@@ -128,5 +131,5 @@ def _normed(
     return x
 
 
-def _qk_norm(layer: Layer) -> tuple[Tensor | None, float]:
+def qk_norm_of(layer: Layer) -> tuple[Tensor | None, float]:
     return (None, 0.0) if layer.qk_norm is None else (layer.qk_norm.weight, layer.qk_norm.eps)

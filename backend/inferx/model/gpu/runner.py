@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from inferx_kernels import ops
@@ -21,11 +22,14 @@ from inferx.model.gpu.attention import AttentionShape
 from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.graphs import DecodeGraphs
 from inferx.model.gpu.llama import GpuLlama
+from inferx.model.gpu.masked import GpuRows
+from inferx.model.gpu.masked_llama import MaskedLlama
 from inferx.model.gpu.mixed import MixedSteps
 from inferx.model.gpu.mixed_graphs import MixedGraphs
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
 from inferx.model.gpu.startup import largest_step, one_of_each_kind
+from inferx.model.gpu.stopwatch import StopWatch
 from inferx.model.input_batch import SamplingRows
 from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
@@ -33,6 +37,8 @@ from inferx.model.placement import size_kv_cache
 from inferx.model.sampler import RowLogprobs, Sampled
 from inferx.model.upload import Download, upload, upload_int32
 from inferx.observe.stages import Stages
+from inferx.source import load_error
+from inferx.sparse.timing import TimeStep, decode_plan, measure_costs
 
 
 class _Launched(NamedTuple):
@@ -40,6 +46,7 @@ class _Launched(NamedTuple):
 
     download: Download  # the tokens, and the tensors of `logprobs`
     logprobs: RowLogprobs | None
+    watch: StopWatch | None = None  # of steps whose path may be chosen
 
     def result(self) -> StepResult:
         token_ids, *tensors = self.download.wait()
@@ -50,6 +57,7 @@ class _Launched(NamedTuple):
         return StepResult(
             [[token] for token in token_ids.tolist()],
             [None if entry is None else [entry] for entry in entries],
+            seconds=None if self.watch is None else self.watch.seconds,
         )
 
 
@@ -75,6 +83,7 @@ class GpuRunner:
         model = loaded.model
         assert isinstance(model, LlamaForCausalLM)
         self._model = GpuLlama(model, loaded.dtype)
+        self._rows = _rows(loaded, model)
         self._shape = AttentionShape.of(loaded.config)
         self._block_size = config.page_size(self._device.type)
         self._sampler = GpuSampler(
@@ -121,7 +130,7 @@ class GpuRunner:
         activation_bytes = 0
         if self._stream is not None:
             with stages("compile"):
-                self._compile(GpuLlama(model, loaded.dtype, one_of_each_kind(model)), plan, pages)
+                self._compile(loaded, model, plan, pages)
             with stages("profile"):
                 activation_bytes = self._profile(plan, [pages] * loaded.config.num_layers)
         del pages
@@ -132,7 +141,7 @@ class GpuRunner:
                 loaded.config,
                 dtype=loaded.kv_dtype,
                 device=self._device,
-                weight_bytes=loaded.weight_bytes,
+                weight_bytes=loaded.weight_bytes + (self._rows.num_bytes if self._rows else 0),
                 activation_bytes=activation_bytes,
             )
             self._kv = [
@@ -141,14 +150,27 @@ class GpuRunner:
         with stages("graphs"):
             self._mixed_graphs.capture(self._model, self._kv)
             self._graphs.capture(self._model, self._kv)
-        self.info = loaded.info(config, size, stages)
+        sparse_path = None
+        if self._rows is not None:
+            with stages("sparse_path"):
+                masked = MaskedLlama(model, loaded.dtype, self._rows)
+                self._graphs.capture_sparse(masked, self._kv)
+                costs = measure_costs(
+                    self._timing(size.num_blocks, loaded.config.vocab_size),
+                    self._rows,
+                    config.max_num_seqs,
+                )
+                sparse_path = self._rows.described(costs)
+        info = loaded.info(config, size, stages)
+        self.info = msgspec.structs.replace(info, sparse_path=sparse_path)
 
     def launch(self, plan: Plan) -> None:
         with self._computing():
             self._launched.append(self._execute(plan))
 
     def collect(self) -> StepResult:
-        return self._launched.popleft().result()
+        result = self._launched.popleft().result()
+        return result if self._rows is None else result._replace(probes=self._rows.probe.drain())
 
     def close(self) -> None:
         """Waits for the device."""
@@ -163,6 +185,32 @@ class GpuRunner:
             yield
 
     def _execute(self, plan: Plan) -> _Launched:
+        if self._rows is None:
+            return self._run(plan)
+        watch = StopWatch(self._device)
+        if plan.sparsity:
+            self._rows.select(plan.sparsity)
+        launched = self._run(plan)
+        watch.stop()
+        if plan.sparsity:
+            self._rows.probe.push()
+            self._rows.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
+        return launched._replace(watch=watch)
+
+    def _timing(self, num_blocks: int, vocab_size: int) -> TimeStep:
+        """Seconds of decode steps on either path, with whatever thresholds there are."""
+
+        def time_step(tokens: int, is_masked: bool) -> float:
+            plan = decode_plan(tokens, num_blocks, vocab_size, sparsity=float(is_masked))
+            watch = StopWatch(self._device)
+            launched = self._run(plan)
+            watch.stop()
+            launched.result()
+            return watch.seconds
+
+        return time_step
+
+    def _run(self, plan: Plan) -> _Launched:
         self._slots.apply(plan)
         self._copy_pages(plan.page_copies)
         rows = SamplingRows.of(plan)
@@ -197,13 +245,20 @@ class GpuRunner:
         k, v = (torch.empty(shape, dtype=loaded.kv_dtype, device=self._device) for _ in range(2))
         return KVCache(k, v)
 
-    def _compile(self, model: GpuLlama, plan: Plan, pages: KVCache) -> None:
+    def _compile(
+        self, loaded: LoadedModel, model: LlamaForCausalLM, plan: Plan, pages: KVCache
+    ) -> None:
         """All kernels of all steps, side by side: one after the other they take half a minute."""
+        kinds = one_of_each_kind(model)
+        kv = [pages] * len(kinds)
+        few = GpuLlama(model, loaded.dtype, [model.layers[index] for index in kinds])
         with compiled_together():
-            kv = [pages] * model.num_layers
-            self._run_once(model, plan, kv)
-            self._mixed_graphs.launch(model, kv)
-            self._graphs.launch_all(model, kv)
+            self._run_once(few, plan, kv)
+            self._mixed_graphs.launch(few, kv)
+            self._graphs.launch_all(few, kv)
+            if self._rows is not None:
+                masked = MaskedLlama(model, loaded.dtype, self._rows, kinds)
+                self._graphs.launch_sparse(masked, kv)
 
     def _profile(self, plan: Plan, kv: list[KVCache]) -> int:
         """Bytes that the largest step and the graphs take beside weights and pages."""
@@ -228,3 +283,12 @@ class GpuRunner:
         logits = model.logits(self._mixed.forward(model, plan, kv))
         sampled = self._sampler.sample(logits, rows, self._slots.state.token_pool)
         self._store(rows, sampled.token_ids)
+
+
+def _rows(loaded: LoadedModel, model: LlamaForCausalLM) -> GpuRows | None:
+    if not loaded.calibrations:
+        return None
+    try:
+        return GpuRows(loaded.calibrations, model, loaded.device)
+    except ValueError as error:
+        raise load_error(loaded.source, f"it cannot be served sparsely: {error}") from None

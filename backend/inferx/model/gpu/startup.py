@@ -7,9 +7,9 @@ from inferx.engine.sampling import SamplingParams
 from inferx.model.llama import Layer, LlamaForCausalLM
 
 
-def one_of_each_kind(model: LlamaForCausalLM) -> list[Layer]:
-    """Layers that together need every kernel of the model."""
-    return list({_kind(layer): layer for layer in model.layers}.values())
+def one_of_each_kind(model: LlamaForCausalLM) -> list[int]:
+    """Layers, by index, that together need every kernel of the model."""
+    return list({_kind(layer): index for index, layer in enumerate(model.layers)}.values())
 
 
 def _kind(layer: Layer) -> tuple[object, ...]:

@@ -1,0 +1,143 @@
+"""The sparse path's products on a GPU: weights by input channel, thresholds, and their probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from inferx_kernels import ops
+from inferx_kernels.linear import PackedLinear
+from inferx_kernels.sparse import COUNTS, Counters, SparseLinear, Threshold, pack_sparse
+from inferx_kernels.triton.sparse_linear import sparse_linear
+from inferx_kernels.triton.sparse_tuning import pays
+from torch import Tensor
+
+from inferx.model.activations import PROJECTIONS, Projection, Site
+from inferx.model.layers import RMSNorm
+from inferx.model.llama import Layer, LlamaForCausalLM
+from inferx.sparse.calibration import Calibration
+from inferx.sparse.serving import MAX_TOKENS, CalibratedRows
+
+
+class MaskedProduct(NamedTuple):
+    weight: SparseLinear
+    threshold: Threshold
+    counters: Counters
+
+    def __call__(
+        self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """Of x: [num_tokens, in_features], normed before, if a norm is given."""
+        return sparse_linear(
+            x,
+            self.weight,
+            self.threshold,
+            norm_weight=None if norm is None else norm.weight,
+            eps=0.0 if norm is None else norm.eps,
+            residual=residual,
+            counters=self.counters,
+        )
+
+
+Products = dict[Projection, MaskedProduct]  # of a layer: those that are masked
+
+
+class GpuRows(CalibratedRows):
+    """The rows of a GPU's runner: weights by input channel, and what their kernels count.
+
+    Only products are masked that skipping half of the channels makes faster, or all of them in a
+    model that has none such.
+    """
+
+    def __init__(
+        self, calibrations: Sequence[Calibration], model: LlamaForCausalLM, device: torch.device
+    ) -> None:
+        """Raises ValueError where a product has no sparse kernel."""
+        products = model.layers[0].products()
+        faster = [name for name in PROJECTIONS if pays(products[name].packed.weight)]
+        super().__init__(calibrations, model, device, faster or PROJECTIONS)
+        self._norms = ColumnNorms.of(calibrations, model, device)
+        self._counts = torch.zeros(len(self._index), MAX_TOKENS, COUNTS, device=device)
+        self._one_step = torch.zeros(1, dtype=torch.int32, device=device)
+        self.layers = [self._products(index, layer) for index, layer in enumerate(model.layers)]
+        masked = [product for layer in self.layers for product in layer.values()]
+        self.num_bytes = sum(product.weight.weight.nbytes for product in masked)
+        self._masked = torch.tensor(
+            [index for site, index in self._index.items() if site.projection in self._projections],
+            device=device,
+        )
+        widths = [[len(product.weight.weight)] for product in masked]
+        self._widths = torch.tensor(widths, dtype=torch.float32, device=device)
+        self.probe.current[:, 1] = 1.0  # products that are not masked read all
+        self.select(calibrations[0].target)
+
+    def select(self, target: float) -> None:
+        if self._norms is not None and target != self._selected:
+            self._norms.select(target)
+        super().select(target)
+
+    def record(self, num_tokens: int) -> None:
+        """Gives the probe what the last forward pass counted. Work of the device alone."""
+        counts = self._counts[self._masked, :num_tokens]
+        kept, union, lost, total = counts.unbind(-1)  # [masked sites, num_tokens] each
+        tiny = torch.finfo(torch.float32).tiny
+        figures = torch.stack(
+            [
+                1 - (kept / self._widths).mean(1),
+                union[:, 0] / self._widths[:, 0],
+                (lost / total.clamp_min(tiny)).mean(1),
+                (~((total > 0) & total.isfinite())).sum(1),
+            ],
+            1,
+        )
+        self.probe.current.index_copy_(0, self._masked, figures)
+
+    def _products(self, index: int, layer: Layer) -> Products:
+        products = layer.products()
+        return {
+            name: self._masked_product(Site(index, name), products[name].packed)
+            for name in PROJECTIONS
+            if name in self._projections
+        }
+
+    def _masked_product(self, site: Site, packed: PackedLinear) -> MaskedProduct:
+        own = slice(self._index[site], self._index[site] + 1)
+        norms = None if self._norms is None else self._norms.in_use[site]
+        return MaskedProduct(
+            pack_sparse(packed, is_gated=site.projection == "gate_up"),
+            Threshold(self.thresholds[own], norms),
+            Counters(self._counts[own], self._one_step),
+        )
+
+
+class ColumnNorms:
+    """What weight-aware rows multiply magnitudes by; others, by ones. In one buffer, as graphs
+    read them at the same addresses whatever the row."""
+
+    def __init__(
+        self, calibrations: Sequence[Calibration], model: LlamaForCausalLM, device: torch.device
+    ) -> None:
+        norms = {
+            Site(index, name): ops.column_norms(product.packed).float()
+            for index, layer in enumerate(model.layers)
+            for name, product in layer.products().items()
+        }
+        aware = torch.cat(list(norms.values()))
+        ones = torch.ones_like(aware)
+        self._rows = {c.target: aware if c.scores == "weight-aware" else ones for c in calibrations}
+        self._buffer = torch.empty_like(aware, device=device)
+        pieces = self._buffer.split([len(norm) for norm in norms.values()])
+        self.in_use = dict(zip(norms, pieces, strict=True))
+
+    @classmethod
+    def of(
+        cls, calibrations: Sequence[Calibration], model: LlamaForCausalLM, device: torch.device
+    ) -> ColumnNorms | None:
+        """None where no row is weight-aware."""
+        if all(calibration.scores == "magnitude" for calibration in calibrations):
+            return None
+        return cls(calibrations, model, device)
+
+    def select(self, target: float) -> None:
+        self._buffer.copy_(self._rows[target])

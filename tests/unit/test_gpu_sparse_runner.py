@@ -1,0 +1,190 @@
+"""The GPU's sparse path, its kernels through Triton's interpreter, beside the CPU's masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kernel_cases as cases
+import numpy as np
+import pytest
+from calibrated import calibrated, open_model
+from inferx.config import EngineConfig
+from inferx.engine.core import EngineCore
+from inferx.engine.messages import EngineRequest
+from inferx.engine.sampling import SamplingParams
+from inferx.engine.scheduler import Scheduler
+from inferx.engine.step_paths import StepPaths
+from inferx.errors import ModelLoadError
+from inferx.memory.pool import PagePool
+from inferx.model.gpu.masked import GpuRows
+from inferx.model.gpu.runner import GpuRunner
+from inferx.model.loading import LoadedModel
+from inferx.model.runner import ModelRunner
+from inferx.observe.stages import Stages
+from inferx.source import ModelSource
+from inferx.sparse.calibration import default_path, save_calibration
+from inferx_kernels.sparse import SparseLinear, Threshold
+from inferx_kernels.sparse import sparse_linear as reference
+from inferx_kernels.triton.sparse_linear import sparse_linear
+from torch import Tensor
+
+PROMPT = list(b"the sea and the sky")
+COUNT = 6  # tokens
+Kind = type[GpuRunner] | type[ModelRunner]
+
+
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels read weights as they are, not in a CPU library's format."""
+    monkeypatch.setattr("inferx_kernels.linear._has_blocked_format", lambda weight: False)
+    monkeypatch.setattr("inferx.sparse.timing._TIMES", 1)  # interpreted steps take a second
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """Rows of both kinds of scores."""
+    source, windowed = open_model(tmp_path_factory.mktemp("calibrated"))
+    for target, scores in ((0.25, "magnitude"), (0.5, "weight-aware")):
+        found = calibrated(source, windowed, target, scores)
+        save_calibration(found, default_path(source, target, scores))
+    return source
+
+
+class Served:
+    def __init__(self, kind: Kind, source: ModelSource, **settings: object) -> None:
+        given = {
+            "model": "tiny", "device": cases.DEVICE.type, "dtype": "bfloat16", "max_num_seqs": 2,
+            "max_num_batched_tokens": 64, "num_gpu_blocks_override": 20, "max_model_len": 128,
+            "block_size": 16, "sparsity": 0,
+        }  # fmt: skip
+        config = EngineConfig.from_mapping({**given, **settings})
+        stages = Stages()
+        self.loaded = LoadedModel.load(config, source, stages)
+        self.runner = kind(config, self.loaded, stages)
+        info = self.runner.info
+        scheduler = Scheduler(
+            pool=PagePool(info.num_blocks, info.block_size, enable_prefix_caching=False),
+            max_num_seqs=2, max_num_batched_tokens=64, max_model_len=info.max_model_len,
+            eos_token_ids=[],
+        )  # fmt: skip
+        paths = StepPaths.of(config, info.sparse_path)
+        self.core = EngineCore(scheduler, self.runner, overlap=True, paths=paths)
+
+    def run(self, *wishes: float | str) -> tuple[list[list[int]], list[list[float]]]:
+        """As many prompts at once: their tokens, always the same ones, and how likely the model
+        found them."""
+        tokens: dict[int, list[int]] = {}
+        likely: dict[int, list[float]] = {}
+        for uid, wish in enumerate(wishes):
+            tokens[uid], likely[uid] = [], []
+            params = SamplingParams(
+                temperature=0, max_tokens=COUNT, ignore_eos=True, sparsity=wish,
+                logit_bias={7: 90.0}, logprobs=0,
+            )  # fmt: skip
+            self.core.add(EngineRequest(uid, [*PROMPT, *range(uid)], params))
+        while self.core.has_work:
+            for output in self.core.step():
+                tokens[output.uid] += output.token_ids
+                likely[output.uid] += [entry.logprob for entry in output.logprobs or []]
+        return list(tokens.values()), list(likely.values())
+
+    @property
+    def steps(self) -> int:
+        return int(self.core.stats().sparse.steps)
+
+
+@pytest.fixture(scope="module")
+def served(source: ModelSource) -> Callable[[Kind], Served]:
+    made: dict[Kind, Served] = {}
+
+    def of(kind: Kind) -> Served:
+        if kind not in made:
+            made[kind] = Served(kind, source)
+        return made[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("wishes", [(0.5,), (0.25,), (0.5, 0.5)], ids=str)
+def test_a_rows_steps_are_masked_products(
+    served: Callable[[Kind], Served],
+    wishes: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each product beside the reference's of the same input: where bfloat16's rounding decides
+    whether a score at the threshold is kept, a channel of the tiny model's few is a large part."""
+    apart = []
+
+    def compared(x: Tensor, packed: SparseLinear, threshold: Threshold, **options: Any) -> Tensor:
+        y = sparse_linear(x, packed, threshold, **options)
+        options.pop("counters")
+        apart.append(cases.distance(y, reference(x, packed, threshold, **options).float()))
+        return y
+
+    gpu = served(GpuRunner)
+    before = gpu.steps
+    monkeypatch.setattr("inferx.model.gpu.masked.sparse_linear", compared)
+    tokens, _ = gpu.run(*wishes)
+    assert tokens == [[7] * COUNT] * len(wishes)
+    assert gpu.steps == before + COUNT - 1  # the first token is the prompt's
+    assert len(apart) == (COUNT - 1) * 4 * gpu.loaded.config.num_layers
+    assert np.median(apart) < 0.01
+    assert max(apart) < 0.5
+
+
+def test_an_exact_request_makes_the_step_dense(served: Callable[[Kind], Served]) -> None:
+    gpu = served(GpuRunner)
+    before = gpu.steps
+    exact = gpu.run("off", "off")
+    assert gpu.run("off", 0.5) == exact
+    assert gpu.steps == before
+
+
+def test_the_probe_shows_what_the_reference_shows(served: Callable[[Kind], Served]) -> None:
+    found = []
+    for kind in (ModelRunner, GpuRunner):
+        runner = served(kind).runner
+        rows = runner._masked if isinstance(runner, ModelRunner) else runner._rows
+        assert rows is not None
+        served(kind).run(0.5, 0.5)
+        found.append(rows.probe.current.cpu().numpy())
+    np.testing.assert_allclose(found[1], found[0], atol=0.1)
+    assert np.abs(found[1] - found[0]).mean() < 0.02
+    assert found[0][:, 3].sum() == 0
+
+
+def test_its_costs_are_measured_at_every_density(served: Callable[[Kind], Served]) -> None:
+    path = served(GpuRunner).runner.info.sparse_path
+    assert path is not None
+    assert path.targets == [0.25, 0.5]
+    assert path.costs.tokens == [1, 2]
+    for costs in path.costs.sparse:
+        assert costs.densities[0] == 0
+        assert costs.densities[-1] == 1
+        assert all(seconds > 0 for seconds in costs.seconds)
+
+
+def test_products_too_small_to_gain_stay_dense_and_unmasked(
+    source: ModelSource, served: Callable[[Kind], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = served(GpuRunner).loaded
+    largest = max(
+        product.packed.weight.nbytes for product in loaded.model.layers[0].products().values()
+    )
+    monkeypatch.setattr("inferx_kernels.triton.sparse_tuning._LEAST_BYTES", largest)
+    rows = GpuRows(loaded.calibrations, loaded.model, loaded.device)
+    assert [list(products) for products in rows.layers] == [["gate_up"]] * len(rows.layers)
+    assert rows.num_bytes == largest * len(rows.layers)
+    path = rows.described(served(GpuRunner).runner.info.sparse_path.costs)
+    for row, full in zip(path.rows, served(GpuRunner).runner.info.sparse_path.rows, strict=True):
+        assert row.share_means[2::4] == full.share_means[2::4]
+        assert set(row.share_means[0::4] + row.share_means[1::4] + row.share_means[3::4]) == {0}
+
+
+def test_weights_that_no_sparse_kernel_takes_are_refused_at_load(
+    source: ModelSource, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=r"cannot be served sparsely: .*float16"):
+        Served(GpuRunner, source, dtype="float16")
