@@ -146,7 +146,7 @@ def test_the_probe_shows_what_the_reference_shows(served: Callable[[Kind], Serve
     found = []
     for kind in (ModelRunner, GpuRunner):
         runner = served(kind).runner
-        rows = runner._masked if isinstance(runner, ModelRunner) else runner._rows
+        rows = runner._masked if isinstance(runner, ModelRunner) else runner.sparse_rows
         assert rows is not None
         served(kind).run(0.5, 0.5)
         found.append(rows.probe.current.cpu().numpy())

@@ -76,14 +76,14 @@ class GpuRunner:
             self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())  # which loaded the weights
         self._launched: deque[_Launched] = deque()
-        with self._computing():
+        with self.computing():
             self._build(config, loaded, stages)
 
     def _build(self, config: EngineConfig, loaded: LoadedModel, stages: Stages) -> None:
         model = loaded.model
         assert isinstance(model, LlamaForCausalLM)
         self._model = GpuLlama(model, loaded.dtype)
-        self._rows = _rows(loaded, model)
+        self.sparse_rows = _rows(loaded, model)
         self._shape = AttentionShape.of(loaded.config)
         self._block_size = config.page_size(self._device.type)
         self._sampler = GpuSampler(
@@ -141,7 +141,8 @@ class GpuRunner:
                 loaded.config,
                 dtype=loaded.kv_dtype,
                 device=self._device,
-                weight_bytes=loaded.weight_bytes + (self._rows.num_bytes if self._rows else 0),
+                weight_bytes=loaded.weight_bytes
+                + (self.sparse_rows.num_bytes if self.sparse_rows else 0),
                 activation_bytes=activation_bytes,
             )
             self._kv = [
@@ -151,26 +152,30 @@ class GpuRunner:
             self._mixed_graphs.capture(self._model, self._kv)
             self._graphs.capture(self._model, self._kv)
         sparse_path = None
-        if self._rows is not None:
+        if self.sparse_rows is not None:
             with stages("sparse_path"):
-                masked = MaskedLlama(model, loaded.dtype, self._rows)
+                masked = MaskedLlama(model, loaded.dtype, self.sparse_rows)
                 self._graphs.capture_sparse(masked, self._kv)
                 costs = measure_costs(
-                    self._timing(size.num_blocks, loaded.config.vocab_size),
-                    self._rows,
+                    self.timing(size.num_blocks, loaded.config.vocab_size),
+                    self.sparse_rows,
                     config.max_num_seqs,
                 )
-                sparse_path = self._rows.described(costs)
+                sparse_path = self.sparse_rows.described(costs)
         info = loaded.info(config, size, stages)
         self.info = msgspec.structs.replace(info, sparse_path=sparse_path)
 
     def launch(self, plan: Plan) -> None:
-        with self._computing():
+        with self.computing():
             self._launched.append(self._execute(plan))
 
     def collect(self) -> StepResult:
         result = self._launched.popleft().result()
-        return result if self._rows is None else result._replace(probes=self._rows.probe.drain())
+        return (
+            result
+            if self.sparse_rows is None
+            else result._replace(probes=self.sparse_rows.probe.drain())
+        )
 
     def close(self) -> None:
         """Waits for the device."""
@@ -179,29 +184,32 @@ class GpuRunner:
         self._launched.clear()
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def computing(self) -> Iterator[None]:
+        """What is launched within goes to the runner's stream."""
         on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with torch.inference_mode(), on_stream:
             yield
 
     def _execute(self, plan: Plan) -> _Launched:
-        if self._rows is None:
+        if self.sparse_rows is None:
             return self._run(plan)
         watch = StopWatch(self._device)
         if plan.sparsity:
-            self._rows.select(plan.sparsity)
+            self.sparse_rows.select(plan.sparsity)
         launched = self._run(plan)
         watch.stop()
         if plan.sparsity:
-            self._rows.probe.push()
-            self._rows.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
+            self.sparse_rows.probe.push()
+            self.sparse_rows.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
         return launched._replace(watch=watch)
 
-    def _timing(self, num_blocks: int, vocab_size: int) -> TimeStep:
-        """Seconds of decode steps on either path, with whatever thresholds there are."""
+    def timing(self, num_blocks: int, vocab_size: int) -> TimeStep:
+        """Runs decode steps of requests that nobody has, on either path, with whatever thresholds
+        there are: only before the first request."""
 
         def time_step(tokens: int, is_masked: bool) -> float:
             plan = decode_plan(tokens, num_blocks, vocab_size, sparsity=float(is_masked))
+            self._run(plan)  # keeps the device busy while the next one is prepared
             watch = StopWatch(self._device)
             launched = self._run(plan)
             watch.stop()
@@ -256,8 +264,8 @@ class GpuRunner:
             self._run_once(few, plan, kv)
             self._mixed_graphs.launch(few, kv)
             self._graphs.launch_all(few, kv)
-            if self._rows is not None:
-                masked = MaskedLlama(model, loaded.dtype, self._rows, kinds)
+            if self.sparse_rows is not None:
+                masked = MaskedLlama(model, loaded.dtype, self.sparse_rows, kinds)
                 self._graphs.launch_sparse(masked, kv)
 
     def _profile(self, plan: Plan, kv: list[KVCache]) -> int:
