@@ -53,6 +53,13 @@ class AttentionShape(NamedTuple):
         }
 
 
+def most_keys(pages: KVCache, num_rows: int, max_model_len: int) -> int:
+    """Keys that so many rows may have together: each as many as there are pages for, since rows
+    share the pages of a prefix that they have in common."""
+    num_blocks, block_size = pages.k.shape[:2]
+    return num_rows * min(num_blocks * block_size, max_model_len)
+
+
 class PromptRows(NamedTuple):
     """A step's rows behind its decodes."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
-from inferx.model.gpu.attention import AttentionShape, StepAttention
+from inferx.model.gpu.attention import AttentionShape, StepAttention, most_keys
 from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.sampler import GpuSampler
@@ -136,7 +136,7 @@ class DecodeGraphs:
         inputs = self._inputs.first_tokens(size)
         state = self._slots.state
         max_model_len = state.token_pool.shape[1]
-        max_tokens = min(kv[0].k.shape[0] * self._block_size, size * max_model_len)
+        max_tokens = most_keys(kv[0], size, max_model_len)
         chunk = decode_chunk(size, self._shape.num_kv_heads, max_model_len)
         plans = self._shape.decode_plans(size, max_tokens, chunk, self._rows.device)
         step = StepAttention(inputs, size, plans, None)

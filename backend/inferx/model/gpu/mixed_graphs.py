@@ -19,7 +19,13 @@ from torch import Tensor
 
 from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
-from inferx.model.gpu.attention import AttentionShape, StepAttention, prompt_rows, widens
+from inferx.model.gpu.attention import (
+    AttentionShape,
+    StepAttention,
+    most_keys,
+    prompt_rows,
+    widens,
+)
 from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.slots import Slots
@@ -125,7 +131,7 @@ class MixedGraphs:
         )
         max_model_len = state.token_pool.shape[1]
         decodes = min(size, self._max_num_seqs)
-        max_tokens = min(kv[0].k.shape[0] * self._block_size, decodes * max_model_len)
+        max_tokens = most_keys(kv[0], decodes, max_model_len)
         plans = self._shape.decode_plans(decodes, max_tokens, LARGEST_CHUNK, device)
         last: list[Tensor] = []
 
