@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2
 
-# What a Delta shows besides its text; `logprobs` and `cumulative_logprob` may be added.
-DEFAULT_DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+# What a Delta shows besides its text: what every server knows that the client may meet, as Triton
+# refuses a request with an input that the model, or an ensemble before it, has not declared.
+# `logprobs`, `cumulative_logprob` and `num_cached_tokens` may be added.
+DEFAULT_DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens")
 
 # An error of a stream is text alone, and InferX begins it with the status. (Triton would send a
 # gRPC status on request, `triton_grpc_error`; tritonserver 2.51 crashes over it when several
@@ -55,7 +57,7 @@ class Delta(NamedTuple):
     finish_reason: str | None = None  # "stop" or "length" with the choice's last delta
     num_output_tokens: int | None = None  # in this delta
     num_input_tokens: int | None = None
-    num_cached_tokens: int | None = None  # of these; the first response alone says it
+    num_cached_tokens: int | None = None  # of these; the first response says it, where asked
     cumulative_logprob: float | None = None
     logprobs: list[dict[str, Any]] | None = None  # one entry per token of this delta
 
@@ -70,7 +72,7 @@ class Completion:
     cumulative_logprobs: list[float | None] = field(default_factory=list)
     logprobs: list[list[dict[str, Any]]] = field(default_factory=list)
     num_input_tokens: int | None = None
-    num_cached_tokens: int | None = None  # of these, found in the prefix cache
+    num_cached_tokens: int | None = None  # of these, found in the prefix cache; where asked
 
     @property
     def text(self) -> str:

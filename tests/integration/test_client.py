@@ -13,6 +13,7 @@ import pytest
 from inferx.triton.server import TritonServer, write_model_repository
 from inferx_client import AsyncClient, Client, InferenceError
 from inferx_client.load import run_load
+from inferx_client.wire import DEFAULT_DETAILS
 
 MODEL = "synthetic"
 
@@ -68,7 +69,8 @@ def test_every_choice_has_its_place(client: Client) -> None:
 
 def test_a_prompt_seen_before_is_mostly_cached(client: Client) -> None:
     prompt = [(7 * position) % 1000 for position in range(100)]
-    options = {"max_tokens": 4, "ignore_eos": True, "n": 2}
+    details = (*DEFAULT_DETAILS, "num_cached_tokens")
+    options = {"max_tokens": 4, "ignore_eos": True, "n": 2, "details": details}
     assert client.generate(prompt, **options).num_cached_tokens == 0
     assert client.generate(prompt, **options).num_cached_tokens == 96  # six pages of 16
     first, *others = client.stream(prompt, **{**options, "n": 1})

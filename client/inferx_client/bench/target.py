@@ -9,11 +9,9 @@ from typing import NamedTuple, Protocol
 
 from inferx_client.bench.prompts import Request
 from inferx_client.client import AsyncClient
-from inferx_client.wire import InferenceError
+from inferx_client.wire import DEFAULT_DETAILS, InferenceError
 
 MISSING_CONFIDENCE = "no confidence"
-# Those that the vLLM backend knows too
-_DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens")
 
 
 class Part(NamedTuple):
@@ -82,7 +80,7 @@ class TritonTarget:
 
     async def parts(self, request: Request) -> AsyncGenerator[Part, None]:
         sending = self._sending
-        details = [*_DETAILS, *(["cumulative_logprob"] if sending.confidence else [])]
+        details = [*DEFAULT_DETAILS, *(["cumulative_logprob"] if sending.confidence else [])]
         confidence = None
         try:
             async for delta in self._client.stream(
