@@ -22,8 +22,8 @@ class _Entry:
 class RecentErrors:
     """One entry for each status and sentence. For one event loop.
 
-    Sentences that may quote a request (statuses 400 and 404) are replaced: what clients ask is not
-    shown to those who watch the server.
+    Sentences that may quote a request (statuses 400, 404 and 405) are replaced: what clients ask is
+    not shown to those who watch the server.
     """
 
     def __init__(self) -> None:
@@ -59,4 +59,6 @@ def _sentence(error: ApiError) -> str:
         return f"a request was invalid{where}"
     if error.status == 404:
         return "a request named a model or a path that is not here"
+    if error.status == 405:
+        return "a path was asked with a method that it does not take"
     return error.message
