@@ -8,6 +8,8 @@ import pytest
 import typer
 from inferx.config import EngineConfig
 from inferx.entrypoints import offline
+from inferx.entrypoints.api_server import openai_frontend
+from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.serving import (
     local_model,
     models_of_repository,
@@ -173,6 +175,14 @@ def test_a_name_that_triton_cannot_serve_is_refused(tmp_path: Path, name: str) -
 )
 def test_a_load_error_is_the_model_s_own_sentence(reason: str, words: str) -> None:
     assert one_sentence("m", reason) == f"model 'm' did not load: {words}"
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_api_key_does_not_open_the_endpoint(key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key is empty"):
+        openai_frontend(True, 9000, key, 1, 1)
+    assert openai_frontend(True, 9000, None, 1, 1) == Frontend(9000, None, 1, 1)
+    assert openai_frontend(False, 9000, key, 1, 1) is None
 
 
 def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.serving import Endpoint, serve
 from inferx.entrypoints.settings import with_settings
 from inferx.entrypoints.shell import report_errors
+from inferx.errors import ConfigError
 
 _PORT = "; 0 takes a free one"
 
@@ -55,7 +56,15 @@ OpenAIMaxBody = Annotated[
 def openai_frontend(
     openai: bool, port: int, api_key: str | None, max_requests: int, max_body: int
 ) -> Frontend | None:
-    return Frontend(port, api_key, max_requests, max_body) if openai else None
+    """Raises ConfigError for an API key that asks for nothing: an unset variable of a script."""
+    if not openai:
+        return None
+    if api_key is not None and not api_key.strip():
+        raise ConfigError(
+            "command line: api_key is empty, which would let everybody in: give a key, or leave it "
+            "out for an open endpoint"
+        )
+    return Frontend(port, api_key, max_requests, max_body)
 
 
 @with_settings()

@@ -42,7 +42,7 @@ class Door:
         self._streams = streams
         self._limits = limits
         self._errors = errors
-        self._key = api_key.encode() if api_key else None
+        self._key = None if api_key is None else api_key.encode()
         self._inside = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
