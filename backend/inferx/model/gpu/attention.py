@@ -16,7 +16,7 @@ from inferx_kernels.triton.attention import (
 from inferx_kernels.triton.inputs import StepInputs
 from inferx_kernels.triton.rows import LateScales, rope_write
 from inferx_kernels.triton.widen import WidenPlan, plan_widen, widen_pages
-from inferx_kernels.triton.workspace import PART_FLOATS
+from inferx_kernels.triton.workspace import COUNTERS, PART_FLOATS
 from torch import Tensor
 
 from inferx.model.batch import KVCache
@@ -37,13 +37,22 @@ class AttentionShape(NamedTuple):
         windows = {config.sliding_window if slides else None for slides in sliding}
         return cls(config.num_heads, config.num_kv_heads, config.head_dim, frozenset(windows))
 
+    @property
+    def most_rows(self) -> int:
+        """Decode rows of a step that the kernels' scratch memory has room for."""
+        return min(PART_FLOATS // self._part_floats, COUNTERS // self.num_kv_heads)
+
+    @property
+    def _part_floats(self) -> int:
+        """Of a chunk's partial result."""
+        return self.num_heads * (self.head_dim + 2)
+
     def decode_plans(
         self, num_rows: int, max_tokens: int, chunk: int, device: torch.device
     ) -> dict[int | None, DecodePlan]:
-        """Work lists for steps of up to num_rows rows with up to max_tokens keys together, in
-        chunks of so many tokens, or of more if the scratch memory asks for it."""
-        floats = self.num_heads * (self.head_dim + 2)
-        while (num_rows + max_tokens // chunk) * floats > PART_FLOATS:
+        """Work lists for steps of up to num_rows rows (most_rows or fewer) with up to max_tokens
+        keys together, in chunks of so many tokens, or of more if the scratch memory asks for it."""
+        while (num_rows + max_tokens // chunk) * self._part_floats > PART_FLOATS:
             chunk *= 2
         return {
             window: allocate_decode_plan(

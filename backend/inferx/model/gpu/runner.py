@@ -28,7 +28,7 @@ from inferx.model.gpu.mixed import MixedSteps
 from inferx.model.gpu.mixed_graphs import MixedGraphs
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
-from inferx.model.gpu.startup import largest_step, one_of_each_kind
+from inferx.model.gpu.startup import check_rows, largest_step, one_of_each_kind
 from inferx.model.gpu.stopwatch import StopWatch
 from inferx.model.input_batch import SamplingRows
 from inferx.model.llama import LlamaForCausalLM
@@ -85,6 +85,7 @@ class GpuRunner:
         self._model = GpuLlama(model, loaded.dtype)
         self.sparse_rows = _rows(loaded, model)
         self._shape = AttentionShape.of(loaded.config)
+        check_rows(config.max_num_seqs, self._shape, loaded.source)
         self._block_size = config.page_size(self._device.type)
         self._sampler = GpuSampler(
             config.max_num_seqs,

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from inferx.engine.plan import NewRow, Plan
 from inferx.engine.sampling import SamplingParams
+from inferx.model.gpu.attention import AttentionShape
 from inferx.model.llama import Layer, LlamaForCausalLM
+from inferx.source import ModelSource, load_error
+
+
+def check_rows(max_num_seqs: int, shape: AttentionShape, source: ModelSource) -> None:
+    """Raises ModelLoadError where a step could have more rows than decode attention takes."""
+    if max_num_seqs > shape.most_rows:
+        raise load_error(
+            source,
+            f"the setting max_num_seqs is {max_num_seqs}, and a step of this model on a GPU has at "
+            f"most {shape.most_rows} sequences: lower it",
+        )
 
 
 def one_of_each_kind(model: LlamaForCausalLM) -> list[int]:
