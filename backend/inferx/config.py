@@ -118,6 +118,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     "sparsity is 'auto' with batch_invariant, and auto chooses a path by who "
                     "shares the batch: set sparsity to 0, then requests may still name a ratio"
                 )
+            case float() | int() as ratio if ratio > 0 and self.batch_invariant:
+                return (
+                    f"sparsity is {ratio:g} with batch_invariant, and a step is only as sparse as "
+                    "all that share it: set sparsity to 0, then requests may still name a ratio"
+                )
             case str() as word if word != "auto":
                 return f"sparsity is {word!r}: expected 'off', 'auto' or a ratio in [0, 1)"
         if self.engine == "synthetic":

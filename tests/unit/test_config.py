@@ -93,6 +93,9 @@ def test_what_is_no_sparsity_is_refused_by_name(value: object) -> None:
 
 
 def test_settings_that_exclude_sparsity_are_named() -> None:
+    assert refusal(sparsity=0.25, batch_invariant=True).startswith(
+        "model.json: sparsity is 0.25 with batch_invariant, and a step is only as sparse as all "
+    )
     assert refusal(sparsity="auto", batch_invariant=True) == (
         "model.json: sparsity is 'auto' with batch_invariant, and auto chooses a path by who "
         "shares the batch: set sparsity to 0, then requests may still name a ratio"

@@ -36,6 +36,7 @@ def graphs(page_dtype: torch.dtype) -> MixedGraphs:
     made = MixedGraphs(
         slots, shape, Capturing(CPU),
         max_num_seqs=32, budget=BUDGET, block_size=16, page_dtype=page_dtype,
+        hidden_size=64, dtype=torch.bfloat16,
     )  # fmt: skip
     assert made.size_for(plan(0, (0, 5))) is None  # nothing is captured
     pages = KVCache(*(torch.zeros(4, 16, 2, 16, dtype=page_dtype) for _ in range(2)))

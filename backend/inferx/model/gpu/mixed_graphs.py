@@ -46,7 +46,6 @@ class _Step(NamedTuple):
     """A graph, or what is to become one. Its memory lives as long as it does."""
 
     run: Callable[[], object]
-    hidden: Callable[[], Tensor]  # of the last run: [size, hidden_size]
     rows: Tensor  # int32, as _packed makes them
     attention: StepAttention
 
@@ -64,8 +63,10 @@ class MixedGraphs:
         budget: int,
         block_size: int,
         page_dtype: torch.dtype,
+        hidden_size: int,
+        dtype: torch.dtype,
     ) -> None:
-        """budget: tokens of a step. `capture` makes the graphs."""
+        """budget: tokens of a step; dtype: of hidden states. `capture` makes the graphs."""
         self._state = slots.state
         self._shape = shape
         self._capturing = capturing
@@ -77,6 +78,7 @@ class MixedGraphs:
         self._rows = torch.zeros(_packed_len(largest), dtype=torch.int32, device=device)
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._decodes = StepInputs.allocate(largest, largest, max_blocks, rotation)
+        self._hidden = torch.empty(largest, hidden_size, dtype=dtype, device=device)
         self._prompts = StepInputs.allocate(0, MOST_PROMPTS, max_blocks, rotation)
         self._page_dtype = page_dtype
         self._max_num_seqs = max_num_seqs
@@ -116,7 +118,7 @@ class MixedGraphs:
         step = self._steps[size]
         upload_into(step.rows, _packed(plan, size))
         step.run()
-        return step.hidden()
+        return self._hidden[:size]
 
     def _step(self, size: int, model: GpuLlama, kv: list[KVCache]) -> _Step:
         state, device = self._state, self._rows.device
@@ -133,7 +135,6 @@ class MixedGraphs:
         decodes = min(size, self._max_num_seqs)
         max_tokens = most_keys(kv[0], decodes, max_model_len)
         plans = self._shape.decode_plans(decodes, max_tokens, LARGEST_CHUNK, device)
-        last: list[Tensor] = []
 
         def run() -> None:
             # Of all tokens, so that those behind the decodes are nobody's, but for the prompts'
@@ -150,10 +151,11 @@ class MixedGraphs:
                 max_seq_len=min(_KEYS * size, max_model_len),
                 dtype=self._page_dtype,
             )
-            last[:] = [model.forward(StepAttention(inputs, decodes, plans, rows), kv)]
+            step = StepAttention(inputs, decodes, plans, rows)
+            self._hidden[:size].copy_(model.forward(step, kv))
 
         packed.copy_(torch.from_numpy(_nobody(size)))
-        return _Step(run, lambda: last[0], packed, StepAttention(inputs, decodes, plans, None))
+        return _Step(run, packed, StepAttention(inputs, decodes, plans, None))
 
 
 def _packed_len(size: int) -> int:

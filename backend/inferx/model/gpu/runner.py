@@ -110,6 +110,8 @@ class GpuRunner:
             budget=budget,
             block_size=self._block_size,
             page_dtype=loaded.kv_dtype,
+            hidden_size=loaded.config.hidden_size,
+            dtype=loaded.dtype,
         )
         self._mixed = MixedSteps(
             self._slots, self._shape, self._mixed_graphs, block_size=self._block_size
