@@ -60,5 +60,5 @@ def _sentence(error: ApiError) -> str:
     if error.status == 404:
         return "a request named a model or a path that is not here"
     if error.status == 405:
-        return "a path was asked with a method that it does not take"
+        return "a request came with a method that its path does not take"
     return error.message
