@@ -144,11 +144,24 @@ def test_a_request_that_says_nothing_has_the_models_setting():
 def test_prefix_pages_are_shared_within_one_sparsity():
     paths = make_paths()
     assert resolved(paths, sparsity="off").cache_salt is None
-    assert resolved(paths, sparsity=0.0, cache_salt="a").cache_salt == "a"
-    salts = [resolved(paths, sparsity=s, cache_salt="a").cache_salt for s in ("auto", 0.25, 0.5)]
-    assert len({*salts, "a", None}) == 5
-    again = resolved(paths, sparsity=0.25, cache_salt="a").cache_salt
-    assert again == salts[1]
+    for salt in (None, "a"):
+        salts = [
+            resolved(paths, sparsity=sparsity, cache_salt=salt).cache_salt
+            for sparsity in ("off", 0.0, "auto", 0.25, 0.25, 0.5)
+        ]
+        assert salts[0] == salts[1]
+        assert salts[3] == salts[4]
+        assert len(set(salts)) == 4
+
+
+def test_no_salt_that_a_client_gives_is_that_of_another_sparsity():
+    paths = make_paths()
+    sparse = resolved(paths, sparsity=0.25).cache_salt
+    salted = resolved(paths, sparsity=0.25, cache_salt="a").cache_salt
+    for salt in (sparse, salted, "a\0sparsity 0.25", "\0sparsity 0.25", "sparsity 0.25"):
+        for sparsity in ("off", "auto", 0.25, 0.5):
+            found = resolved(paths, sparsity=sparsity, cache_salt=salt).cache_salt
+            assert found not in (sparse, salted, None)
 
 
 # What is learned

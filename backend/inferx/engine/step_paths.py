@@ -75,9 +75,8 @@ class StepPaths:
         """
         sampling = request.sampling
         sparsity = self._wishes.default if sampling.sparsity is None else sampling.sparsity
-        salt = sampling.cache_salt
-        if self._wishes.of(sparsity).row != NONE:
-            salt = f"{salt or ''}\0sparsity {sparsity}"
+        row = self._wishes.of(sparsity).row
+        salt = _salt(None if row == NONE else sparsity, sampling.cache_salt)
         sampling = msgspec.structs.replace(sampling, sparsity=sparsity, cache_salt=salt)
         return msgspec.structs.replace(request, sampling=sampling)
 
@@ -174,3 +173,14 @@ class StepPaths:
     def _count(self, **more: float) -> None:
         sums = {name: getattr(self._stats, name) + value for name, value in more.items()}
         self._stats = msgspec.structs.replace(self._stats, **sums)
+
+
+def _salt(sparsity: str | float | None, given: str | None) -> str | None:
+    """A salt of its own for each sparsity, None being dense, and each salt that a client gives.
+
+    Ours comes before theirs, so that none of theirs can spell another sparsity's.
+    """
+    if sparsity is None and given is None:
+        return None
+    ours = "dense" if sparsity is None else f"sparsity {sparsity}"
+    return ours if given is None else f"{ours}\0{given}"
