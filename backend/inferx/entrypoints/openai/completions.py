@@ -7,6 +7,7 @@ from typing import Any
 
 from inferx_client import Completion
 
+from inferx.engine.sampling import read_boolean
 from inferx.entrypoints.openai.answer import Answer
 from inferx.entrypoints.openai.backlog import Part
 from inferx.entrypoints.openai.logprobs import CompletionLogprobs, Entry
@@ -23,7 +24,8 @@ class CompletionAnswer(Answer):
         super().__init__(request)
         self._tokenizer = tokenizer
         self._wanted = request.logprobs is not None
-        self._skips_special = bool(request.sampling.get("skip_special_tokens", True))
+        skips_special = request.sampling.get("skip_special_tokens", True)
+        self._skips_special = read_boolean("skip_special_tokens", skips_special)
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice
 
     def choices(self, completions: Sequence[Completion]) -> list[dict[str, Any]]:
