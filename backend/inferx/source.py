@@ -187,7 +187,8 @@ def _refuse_escapes(
     repository = _hub_repository(folder)
     bases = [folder, *allowed, *([repository] if repository else [])]
     for file in files:
-        if file.is_symlink() and not _within(file.resolve(), bases):
+        # Where a link leads in a circle, Path.resolve raises; what opens the file says it
+        if file.is_symlink() and not _within(Path(os.path.realpath(file)), bases):
             raise ModelLoadError(
                 f"model {name!r}: {file.name} is a link that leads outside of the model's folder: "
                 f"put the file itself there, or list its folder in {ROOTS_VARIABLE}"

@@ -85,6 +85,15 @@ def test_a_link_out_of_a_subfolder_is_refused_by_name(root: Path, tmp_path: Path
     assert "tool_use.jinja is a link" in refused("tiny", root)
 
 
+def test_a_link_that_leads_in_a_circle_is_left_to_what_opens_it(root: Path) -> None:
+    folder = hf_folder(root / "tiny")
+    (folder / "notes.json").symlink_to("notes.json")
+    assert resolve("tiny", roots=[root]).path == folder
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+    assert "no config.json" in refused("tiny", root)
+
+
 def test_a_link_inside_of_a_root_is_followed(root: Path) -> None:
     folder = hf_folder(root / "tiny")
     (root / "blob").write_text("{}")
