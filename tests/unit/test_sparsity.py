@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -272,6 +273,42 @@ def test_a_calibration_that_was_changed_is_refused(tiny, calibration, tmp_path):
         assert refusal(path, *tiny).startswith("calibration file 'c.json' is not one (")
     path.unlink()
     assert refusal(path, *tiny) == "calibration file 'c.json' cannot be read: No such file or directory"  # fmt: skip  # noqa: E501
+
+
+def test_what_is_no_calibration_is_neither_waited_for_nor_read_whole(tiny, tmp_path):
+    path = tmp_path / "c.json"
+    again = "make it again with 'inferx sparsity calibrate'"
+    os.mkfifo(path)
+    assert refusal(path, *tiny) == f"calibration file 'c.json' is no regular file: {again}"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert refusal(path, *tiny) == f"calibration file 'c.json' is no regular file: {again}"
+    path.unlink()
+    path.symlink_to(path.name)
+    assert refusal(path, *tiny).startswith("calibration file 'c.json' cannot be read: ")
+    path.unlink()
+    path.touch()
+    os.truncate(path, 100_000_000)
+    assert refusal(path, *tiny) == (
+        "calibration file 'c.json' has 100000000 bytes, and none has more than 16777216: " + again
+    )
+    path.write_text('{"format": ' + "[" * 100_000)
+    assert refusal(path, *tiny).startswith("calibration file 'c.json' is not one (")
+    path.write_text('{"x": ' + "[" * 100_000)
+    assert refusal(path, *tiny) == (
+        f"calibration file 'c.json' is not one (it is nested too deeply): {again}"
+    )
+
+
+def test_a_calibration_has_its_models_sites_in_order_and_each_once(tiny, calibration, tmp_path):
+    path = tmp_path / "c.json"
+    first, *others = calibration.sites
+    for sites in (others, [*others, first], [first, *others, first]):
+        save_calibration(msgspec.structs.replace(calibration, sites=sites), path)
+        assert refusal(path, *tiny) == (
+            "calibration file 'c.json' has not the sites of its model, each once: make it again "
+            "with 'inferx sparsity calibrate'"
+        )
 
 
 def test_a_fingerprint_is_the_same_for_the_same_weights_alone(tmp_path):

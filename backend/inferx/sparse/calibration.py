@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import stat
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,12 @@ from inferx.model.activations import Projection, Site
 from inferx.model.config import ModelConfig
 from inferx.source import ModelSource
 from inferx.sparse.fingerprint import model_fingerprint
-from inferx.sparse.masking import Scores
+from inferx.sparse.masking import Scores, sites
 from inferx.sparse.statistics import Summary
 
 FORMAT = 1
+_AGAIN = "make it again with 'inferx sparsity calibrate'"
+_MAX_BYTES = 16 << 20  # a site takes about 400, and the largest models have hundreds of them
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,10 +130,7 @@ def load_calibration(path: Path, source: ModelSource, config: ModelConfig) -> Ca
     found = _read(path)
     where = f"calibration file {path.name!r}"
     if found.checksum != _checksum(found):
-        raise SparsityError(
-            f"{where} was changed after it was written: make it again with "
-            "'inferx sparsity calibrate'"
-        )
+        raise SparsityError(f"{where} was changed after it was written: {_AGAIN}")
     shape = Shape.of(config)
     if found.model.shape != shape:
         differing = next(
@@ -148,25 +148,40 @@ def load_calibration(path: Path, source: ModelSource, config: ModelConfig) -> Ca
             f"{where} is of model {found.model.name!r}, and model {source.label!r} has the same "
             "shape with other weights: calibrate this model"
         )
+    if [(site.layer, site.projection) for site in found.sites] != sites(config):
+        raise SparsityError(f"{where} has not the sites of its model, each once: {_AGAIN}")
     return found
 
 
 def _read(path: Path) -> Calibration:
     where = f"calibration file {path.name!r}"
-    again = "make it again with 'inferx sparsity calibrate'"
     try:
-        content = path.read_bytes()
+        content = _content(path, where)
     except OSError as error:
         raise SparsityError(f"{where} cannot be read: {error.strerror}") from None
     try:
         version = msgspec.json.decode(content, type=_Version).format
         if version != FORMAT:
             raise SparsityError(
-                f"{where} has format {version}, and this InferX reads {FORMAT}: {again}"
+                f"{where} has format {version}, and this InferX reads {FORMAT}: {_AGAIN}"
             )
         return msgspec.json.decode(content, type=Calibration)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SparsityError(f"{where} is not one ({error}): {again}") from None
+        raise SparsityError(f"{where} is not one ({error}): {_AGAIN}") from None
+    except RecursionError:
+        raise SparsityError(f"{where} is not one (it is nested too deeply): {_AGAIN}") from None
+
+
+def _content(path: Path, where: str) -> bytes:
+    """A pipe or a device could be read for ever."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise SparsityError(f"{where} is no regular file: {_AGAIN}")
+    if status.st_size > _MAX_BYTES:
+        raise SparsityError(
+            f"{where} has {status.st_size} bytes, and none has more than {_MAX_BYTES}: {_AGAIN}"
+        )
+    return path.read_bytes()
 
 
 class _Version(msgspec.Struct):
