@@ -104,6 +104,17 @@ def test_without_the_metrics_page_it_says_so_until_the_page_is_back(
     assert site.get("/status.json").json()["models"][0]["state"] == "ready"
 
 
+def test_a_model_is_not_called_unready_because_triton_is_slow(
+    site: httpx2.Client, triton: TritonPorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_READY_TIMEOUT", 0.05)
+    triton.answers.clear()
+    found = site.get("/status.json").json()
+    assert found["problem"] == "Triton has not said within 0.05 s which models are ready"
+    assert [model["state"] for model in found["models"]] == ["unknown", "engine down", "unknown"]
+    assert found["models"][0]["values"]["num_requests_running"] == 3
+
+
 def test_the_page_needs_no_key_and_the_status_does(site: httpx2.Client) -> None:
     for authorization in ("", "Bearer wrong", KEY):
         site.headers["authorization"] = authorization

@@ -13,16 +13,20 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 
 class TritonPorts(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """`page` None: the metrics page fails. `scrapes` counts its readers."""
+    """`page` None: the metrics page fails. `scrapes` counts its readers. What is asked of
+    readiness is answered while `answers` is set."""
 
     def __init__(self) -> None:
         self.ready: set[str] = set()
+        self.answers = threading.Event()
+        self.answers.set()
         self.page: str | None = None
         self.scrapes = 0
         self.grpc_url = ""
         self.metrics_url = ""
 
     def ModelReady(self, request: service_pb2.ModelReadyRequest, context: object):
+        self.answers.wait()
         return service_pb2.ModelReadyResponse(ready=request.name in self.ready)
 
     @contextlib.contextmanager
@@ -38,6 +42,7 @@ class TritonPorts(service_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             yield self
         finally:
+            self.answers.set()
             metrics.shutdown()
             thread.join()
             metrics.server_close()

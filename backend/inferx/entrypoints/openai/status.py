@@ -64,6 +64,8 @@ class Status:
         ready, (metrics, problem) = await asyncio.gather(
             asyncio.gather(*(self._is_ready(name) for name in names)), self._metrics()
         )
+        if problem is None and None in ready:
+            problem = f"Triton has not said within {_READY_TIMEOUT:g} s which models are ready"
         return {
             "version": __version__,
             "at": round(time.monotonic(), 3),
@@ -80,11 +82,12 @@ class Status:
             "errors": self._errors.shown(),
         }
 
-    async def _is_ready(self, name: str) -> bool:
+    async def _is_ready(self, name: str) -> bool | None:
+        """None where Triton does not say it in time: it, or this process, has too much to do."""
         try:
             return await asyncio.wait_for(self._models.get(name).client.is_ready(), _READY_TIMEOUT)
         except asyncio.TimeoutError:
-            return False
+            return None
 
     async def _metrics(self) -> tuple[dict[str, ModelMetrics], str | None]:
         """By model, or what is wrong."""
@@ -94,12 +97,12 @@ class Status:
             return {}, error.message
 
 
-def _state(is_ready: bool, metrics: ModelMetrics | None, problem: str | None) -> State:
+def _state(is_ready: bool | None, metrics: ModelMetrics | None, problem: str | None) -> State:
     if metrics is not None and metrics.engine_is_down:
         return "engine down"
-    if not is_ready:
+    if is_ready is False:
         return "not ready"
-    return "unknown" if problem else "ready"
+    return "unknown" if problem or is_ready is None else "ready"
 
 
 def _figures(metrics: ModelMetrics | None) -> dict[str, Any]:
