@@ -7,10 +7,12 @@ the server, a traceback or another request's text.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 _LONGEST_NAME = 80  # characters of an unknown name that an error shows
+_LONGEST_VALUE = 80  # likewise of a value
 Status = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
 
 
@@ -61,3 +63,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r}{hint}"
+
+
+def shown(value: Any) -> str:
+    """A client's value as an error shows it: its beginning, however long or deep it is."""
+    text = _beginning.repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+# repr itself would write all of a value, and fail on one that the JSON parser barely took
+_beginning = reprlib.Repr()
+_beginning.maxlevel = 20
+_beginning.maxlist = _beginning.maxtuple = _beginning.maxdict = _LONGEST_VALUE
+_beginning.maxstring = _beginning.maxlong = _beginning.maxother = 3 * _LONGEST_VALUE

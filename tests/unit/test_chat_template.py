@@ -185,7 +185,7 @@ def test_the_rendering_process_ends_with_its_template() -> None:
         ([], "messages is not a list of at least one"),
         ("Hi", "messages is not a list of at least one"),
         (["Hi"], "messages[0] is not an object"),
-        ([{"content": "Hi"}], "messages[0] has the role 'None': expected one of system,"),
+        ([{"content": "Hi"}], "messages[0] has the role None: expected one of system,"),
         ([USER, {"role": "end", "content": ""}], "messages[1] has the role 'end'"),
         ([{"role": ["user"], "content": ""}], "messages[0] has the role"),
         ([{"role": "user"}], "messages[0] has no content"),

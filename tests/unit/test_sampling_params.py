@@ -64,6 +64,19 @@ def test_a_huge_bias_is_refused_by_name() -> None:
     assert refusal(logit_bias={"1": HUGE}).startswith("logit_bias is 1000")
 
 
+def test_a_value_is_shown_by_its_beginning_however_deep_or_long_it_is() -> None:
+    expected = 'expected "off", "auto" or a ratio of at least 0 and below 1'
+    deep: Any = 1
+    for _ in range(10_000):  # which repr could not write
+        deep = [deep]
+    assert refusal(sparsity=deep) == f"sparsity is {'[' * 21}...{']' * 21}: {expected}"
+    for value, beginning in ((["x"] * 100, "['x', 'x', "), ("x" * 100, "'xxx"), (HUGE, "1000")):
+        text = refusal(sparsity=value)
+        assert text.startswith(f"sparsity is {beginning}")
+        assert text.endswith(f"...: {expected}")
+        assert len(text) == len("sparsity is ") + 80 + len(f": {expected}")
+
+
 @pytest.mark.parametrize("name", ["stop", "bad_words", "cache_salt"])
 def test_text_that_is_no_unicode_is_refused_by_name(name: str) -> None:
     assert refusal(**{name: "a\ud800"}).startswith(f"{name} is 'a\\ud800'")

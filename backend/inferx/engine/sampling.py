@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from inferx.errors import InvalidArgument, unknown_name
+from inferx.errors import InvalidArgument, shown, unknown_name
 
 MAX_N = 64
 MAX_LOGPROBS = 20
@@ -86,10 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _wrong(name: str, value: Any, expected: str) -> InvalidArgument:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return InvalidArgument(f"{name} is {shown}: expected {expected}")
+    return InvalidArgument(f"{name} is {shown(value)}: expected {expected}")
 
 
 def integer_between(low: int, high: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inferx.errors import InvalidArgument
+from inferx.errors import InvalidArgument, shown
 
 # A template may build a control token around a role ("<|" + role + "|>"), so roles are no free text
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -55,7 +55,7 @@ def _message(index: int, message: Any, checker: _Checker) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidArgument(
-            f"{where} has the role {str(role)[:40]!r}: expected one of {', '.join(ROLES)}"
+            f"{where} has the role {shown(role)}: expected one of {', '.join(ROLES)}"
         )
     content = message.get("content")
     if content is None and not message.get("tool_calls"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from inferx.engine.sampling import SamplingParams, integer_between, read_boolean
-from inferx.errors import InvalidArgument
+from inferx.errors import InvalidArgument, shown
 from inferx.triton.interface import INPUT_IDS, SAMPLING_PARAMETERS, TEXT_INPUT
 
 MAX_PARAMETERS_BYTES = 1 << 20  # of the sampling_parameters JSON
@@ -92,7 +92,7 @@ def _take(settings: dict[str, Any], name: str, default: T, read: Callable[[str, 
 
 def _header(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} is {value!r}: expected a string")
+        raise InvalidArgument(f"{name} is {shown(value)}: expected a string")
     return value
 
 
