@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inferx.engine.plan import NewRow, Plan
 from inferx.model.batch import ForwardBatch
+from inferx.model.upload import upload
 
 Array = np.ndarray
 
@@ -45,8 +46,8 @@ class InputBatch:
         self._device = device
 
     def add(self, row: NewRow) -> None:
-        tokens = torch.tensor(row.token_ids, dtype=torch.int32)
-        self.token_pool[row.slot, : len(tokens)] = tokens.to(self._device)
+        tokens = upload(np.array(row.token_ids, np.int32), self._device)
+        self.token_pool[row.slot, : len(tokens)] = tokens
 
     def update_blocks(self, updates: Sequence[tuple[int, int, list[int]]]) -> None:
         """Takes a plan's `block_updates`."""
@@ -90,4 +91,4 @@ class InputBatch:
         self.token_pool[places] = token_ids.int()
 
     def _upload(self, values: Sequence[int] | Array) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.int64).to(self._device)
+        return upload(np.asarray(values, np.int64), self._device)
