@@ -9,15 +9,11 @@ from typing import Any
 import kernel_cases as cases
 import numpy as np
 import pytest
-from calibrated import calibrated, open_model
+from calibrated import calibrated, make_core, open_model
 from inferx.config import EngineConfig
-from inferx.engine.core import EngineCore
 from inferx.engine.messages import EngineRequest
 from inferx.engine.sampling import SamplingParams
-from inferx.engine.scheduler import Scheduler
-from inferx.engine.step_paths import StepPaths
 from inferx.errors import ModelLoadError
-from inferx.memory.pool import PagePool
 from inferx.model.gpu.masked import GpuRows
 from inferx.model.gpu.runner import GpuRunner
 from inferx.model.loading import LoadedModel
@@ -63,14 +59,7 @@ class Served:
         stages = Stages()
         self.loaded = LoadedModel.load(config, source, stages)
         self.runner = kind(config, self.loaded, stages)
-        info = self.runner.info
-        scheduler = Scheduler(
-            pool=PagePool(info.num_blocks, info.block_size, enable_prefix_caching=False),
-            max_num_seqs=2, max_num_batched_tokens=64, max_model_len=info.max_model_len,
-            eos_token_ids=[],
-        )  # fmt: skip
-        paths = StepPaths.of(config, info.sparse_path)
-        self.core = EngineCore(scheduler, self.runner, overlap=True, paths=paths)
+        self.core = make_core(config, self.runner, caching=False)
 
     def run(self, *wishes: float | str) -> tuple[list[list[int]], list[list[float]]]:
         """As many prompts at once: their tokens, always the same ones, and how likely the model

@@ -9,16 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from calibrated import calibrated, make_calibrated_model, open_model
+from calibrated import calibrated, make_calibrated_model, make_core, open_model
 from inferx.config import EngineConfig
-from inferx.engine.core import EngineCore
 from inferx.engine.messages import EngineRequest
 from inferx.engine.sampling import SamplingParams
-from inferx.engine.scheduler import Scheduler
-from inferx.engine.step_paths import StepPaths
 from inferx.errors import InvalidArgument, ModelLoadError
 from inferx.llm import LLM
-from inferx.memory.pool import PagePool
 from inferx.model.activations import Site
 from inferx.model.runner import ModelRunner
 from inferx.model.runners import load_runner
@@ -51,14 +47,7 @@ class Served:
         config = config_of(**settings)
         self.runner = load_runner(config, source)
         assert isinstance(self.runner, ModelRunner)
-        info = self.runner.info
-        scheduler = Scheduler(
-            pool=PagePool(info.num_blocks, info.block_size, enable_prefix_caching=True),
-            max_num_seqs=4, max_num_batched_tokens=64, max_model_len=info.max_model_len,
-            eos_token_ids=[],
-        )  # fmt: skip
-        paths = StepPaths.of(config, info.sparse_path)
-        self.core = EngineCore(scheduler, self.runner, overlap=True, paths=paths)
+        self.core = make_core(config, self.runner, caching=True)
         self._uid = 0
 
     def __enter__(self) -> Served:
