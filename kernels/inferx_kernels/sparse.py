@@ -1,6 +1,6 @@
 """Linear layers that leave out the input channels whose activations hardly matter.
 
-A channel is kept for a token where its score exceeds a threshold: |x|, or weight-aware, |x| times
+A channel is kept for a token unless its score is up to a threshold: |x|, or weight-aware, |x| times
 the norm of the weights that it meets (WINA, arXiv 2505.19427). The reference is the masked dense
 product; the kernel in `inferx_kernels.triton.sparse_linear` reads only what some token keeps.
 """
@@ -18,6 +18,7 @@ from inferx_kernels.linear import PackedLinear
 from inferx_kernels.norm import rms_norm
 
 COUNTS = 4  # numbers that `Counters` hold of a token
+FIGURES = 4  # of a product: masked share, union density, masked energy, number of broken inputs
 _LINE = 16  # bytes of an output row's piece that a thread loads
 
 
@@ -91,8 +92,8 @@ def sparse_linear(
     """rms_norm(x), masked, times the weight; then bias, the gated activation or the residual.
 
     x: [num_tokens, in_features]; norm_weight: [in_features], or None for x as it is; residual:
-    [num_tokens, out_features]. A NaN is never kept. Returns [num_tokens, out_features], or half of
-    them where the weight is gated, in x's dtype.
+    [num_tokens, out_features]. A NaN is kept, and shows in the result. Returns [num_tokens,
+    out_features], or half of them where the weight is gated, in x's dtype.
     """
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, eps)
@@ -100,7 +101,7 @@ def sparse_linear(
     scores = values.abs()
     if threshold.column_norms is not None:
         scores = scores * threshold.column_norms
-    kept = scores > threshold.value
+    kept = ~(scores <= threshold.value)
     if counters is not None:
         counters.ring[counters.step, : len(x)] = _counted(values, kept)
     y = torch.where(kept, values, 0.0) @ packed.weight.float()
@@ -113,6 +114,25 @@ def sparse_linear(
     if residual is not None:
         y += residual
     return y.to(x.dtype)
+
+
+def summarize_counts(counts: Tensor, widths: Tensor, sites: Tensor, out: Tensor) -> None:
+    """What products kept of a step's tokens, on average: FIGURES of each. Inputs that are broken,
+    not finite or zeros alone, count as such, and as no masked energy.
+
+    counts: [num_products, num_tokens, COUNTS] fp32, as products counted them; widths: [num_sites]
+    fp32, their input channels; sites: [num_sites] int64, the products to summarize. Writes those
+    rows of out: [num_products, FIGURES] fp32.
+    """
+    kept, union, lost, total = counts[sites].unbind(-1)
+    is_sound = (total > 0) & total.isfinite()
+    columns = [
+        1 - (kept / widths.unsqueeze(1)).mean(1),
+        union[:, 0] / widths,
+        torch.where(is_sound, lost / total, 0.0).mean(1),
+        (~is_sound).sum(1),
+    ]
+    out[sites] = torch.stack(columns, 1)
 
 
 def _counted(x: Tensor, kept: Tensor) -> Tensor:

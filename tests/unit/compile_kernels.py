@@ -12,7 +12,7 @@ import torch
 import triton
 from inferx_kernels.linear import PackedLinear
 from inferx_kernels.rope import Rotation
-from inferx_kernels.sparse import COUNTS, Counters, Threshold, pack_sparse
+from inferx_kernels.sparse import COUNTS, FIGURES, Counters, Threshold, pack_sparse
 from inferx_kernels.triton import (
     attention,
     device,
@@ -21,6 +21,7 @@ from inferx_kernels.triton import (
     rows,
     sampling,
     sparse_linear,
+    sparse_summary,
     widen,
 )
 from triton.backends.compiler import GPUTarget
@@ -50,7 +51,7 @@ def only_compile() -> None:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
     JITFunction.run = compiled
-    for module in (attention, linear, rows, sparse_linear):
+    for module in (attention, linear, rows, sparse_linear, sparse_summary):
         module.use_pdl = lambda tensor: True
 
 
@@ -87,6 +88,10 @@ def compile_sparse_linears() -> None:
                 residual=None if is_gated else x.new_zeros(num_tokens, 1552),
                 counters=counters if is_gated else None,
             )
+    sites, widths = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
+    for num_tokens in (1, 4):
+        counts = counters.ring[:, :num_tokens]
+        sparse_summary.summarize_counts(counts, widths, sites, torch.zeros(64, FIGURES))
 
 
 def compile_attention(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:

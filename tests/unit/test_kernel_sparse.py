@@ -7,8 +7,16 @@ import pytest
 import torch
 from inferx_kernels import sparse
 from inferx_kernels.linear import PackedLinear, column_norms
-from inferx_kernels.sparse import COUNTS, Counters, SparseLinear, Threshold, pack_sparse
+from inferx_kernels.sparse import (
+    COUNTS,
+    FIGURES,
+    Counters,
+    SparseLinear,
+    Threshold,
+    pack_sparse,
+)
 from inferx_kernels.triton.sparse_linear import sparse_linear
+from inferx_kernels.triton.sparse_summary import summarize_counts
 from inferx_kernels.triton.sparse_tuning import SparseConfig
 from torch import Tensor
 
@@ -94,14 +102,30 @@ def test_a_token_that_keeps_nothing_gets_the_residual_alone() -> None:
     assert kept.ring[1, :, :2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
-def test_a_nan_is_never_kept_and_shows_in_the_energy() -> None:
-    packed, x = pack_sparse(weight(False)), cases.randn(1, WIDTH, dtype=torch.float32)
-    x[0, 5] = float("nan")
-    kept = counters(1)
-    y = sparse_linear(x, packed, threshold(0.0), counters=kept, config=CONFIG)
-    assert y.isfinite().all()
-    assert int(kept.ring[1, 0, 0]) == WIDTH - 1
-    assert kept.ring[1, 0, 3].isnan()
+@pytest.mark.parametrize("channel", [5, WIDTH - 1])  # read before the list is made, and from it
+def test_a_nan_is_kept_by_whatever_threshold_and_shows_in_its_tokens_result(channel: int) -> None:
+    packed, x = pack_sparse(weight(False)), cases.randn(2, WIDTH, dtype=torch.float32)
+    x[1, channel] = float("nan")
+    kept = counters(2)
+    y = sparse_linear(x, packed, threshold(100.0), counters=kept, config=CONFIG)
+    assert (y[0] == 0).all()
+    assert y[1].isnan().all()
+    assert kept.ring[1, :, :2].tolist() == [[0.0, 1.0], [1.0, 1.0]]
+    assert kept.ring[1, 1, 3].isnan()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_counts_are_summarized_as_the_reference_does(num_tokens: int) -> None:
+    """Of 130 products out of 140, some with inputs of zeros, infinities and NaN."""
+    room = torch.rand(140, 4, COUNTS) * 5
+    room[2, 0, 3], room[5, :, 3], room[7, 0, 3] = 0.0, float("inf"), float("nan")
+    counts = room.to(cases.DEVICE)[:, :num_tokens]
+    widths = torch.arange(130.0, device=cases.DEVICE) + 8
+    sites = torch.randperm(140)[:130].to(cases.DEVICE)
+    got, wanted = (torch.full((140, FIGURES), -1.0, device=cases.DEVICE) for _ in range(2))
+    summarize_counts(counts, widths, sites, got)
+    sparse.summarize_counts(counts, widths, sites, wanted)
+    torch.testing.assert_close(got, wanted)
 
 
 def test_the_same_bits_every_time() -> None:

@@ -49,7 +49,13 @@ def gemv_kernel(
     rows = tile_rows // 2 + tile_rows % 2 * (N // 2) if SILU else tile_rows
     cols = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
-    w = tl.load(w_ptrs, mask=row_ok[:, None] & (cols < K)[None, :], other=0.0)
+    # A weight is read once a step: it leaves the cache first, for what is read again.
+    w = tl.load(
+        w_ptrs,
+        mask=row_ok[:, None] & (cols < K)[None, :],
+        other=0.0,
+        eviction_policy="evict_first",
+    )
     launch_next(PDL)
     if SCALED:
         scale = tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)
@@ -68,6 +74,7 @@ def gemv_kernel(
                 w_ptrs + k + BLOCK_K,
                 mask=row_ok[:, None] & (k + BLOCK_K + cols < K)[None, :],
                 other=0.0,
+                eviction_policy="evict_first",
             )
         sums = ()
         sums_of_squares = ()

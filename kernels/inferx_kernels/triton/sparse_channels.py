@@ -42,7 +42,7 @@ def load_channels(
     score = tl.abs(x)
     if AWARE:
         score *= tl.load(column_norms_ptr + channels, mask=ok, other=0.0)
-    return x, ok & (score > tau)
+    return x, ok & ~(score <= tau)  # what is not a number is kept
 
 
 @triton.jit

@@ -81,8 +81,11 @@ def over_slots(sums, PACK: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def load_weights(w_ptrs, offsets, col_ok, EVEN: tl.constexpr):
+    """Weights are read once a step, and leave the cache first: lists and parts stay in it."""
     pointers = w_ptrs + offsets[:, None].to(tl.int64) * 4
-    return tl.load(pointers) if EVEN else tl.load(pointers, mask=col_ok[None, :], other=0)
+    if EVEN:
+        return tl.load(pointers, eviction_policy="evict_first")
+    return tl.load(pointers, mask=col_ok[None, :], other=0, eviction_policy="evict_first")
 
 
 @triton.jit

@@ -98,6 +98,7 @@ def sparse_linear(
         EVEN=features % config.block_n == 0,
         PDL=pdl,
         num_warps=config.num_warps,
+        maxnreg=config.maxnreg,
         launch_pdl=pdl,
     )
     return y

@@ -50,7 +50,7 @@ def gemv_config(features: int, width: int, itemsize: int) -> LinearConfig:
     elif features > 4096:
         config = LinearConfig(16, 1024, 4)
     else:
-        config = LinearConfig(8, 2048, 4)
+        config = LinearConfig(8, 1024, 8)
     return config._replace(block_k=min(config.block_k, max(256, next_power_of_2(width))))
 
 

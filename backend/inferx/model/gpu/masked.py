@@ -10,6 +10,7 @@ from inferx_kernels import ops
 from inferx_kernels.linear import PackedLinear
 from inferx_kernels.sparse import COUNTS, Counters, SparseLinear, Threshold, pack_sparse
 from inferx_kernels.triton.sparse_linear import sparse_linear
+from inferx_kernels.triton.sparse_summary import summarize_counts
 from inferx_kernels.triton.sparse_tuning import pays
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class GpuRows(CalibratedRows):
             [index for site, index in self._index.items() if site.projection in self._projections],
             device=device,
         )
-        widths = [[len(product.weight.weight)] for product in masked]
+        widths = [len(product.weight.weight) for product in masked]
         self._widths = torch.tensor(widths, dtype=torch.float32, device=device)
         self.probe.current[:, 1] = 1.0  # products that are not masked read all
         self.select(calibrations[0].target)
@@ -79,19 +80,8 @@ class GpuRows(CalibratedRows):
 
     def record(self, num_tokens: int) -> None:
         """Gives the probe what the last forward pass counted. Work of the device alone."""
-        counts = self._counts[self._masked, :num_tokens]
-        kept, union, lost, total = counts.unbind(-1)  # [masked sites, num_tokens] each
-        tiny = torch.finfo(torch.float32).tiny
-        figures = torch.stack(
-            [
-                1 - (kept / self._widths).mean(1),
-                union[:, 0] / self._widths[:, 0],
-                (lost / total.clamp_min(tiny)).mean(1),
-                (~((total > 0) & total.isfinite())).sum(1),
-            ],
-            1,
-        )
-        self.probe.current.index_copy_(0, self._masked, figures)
+        counts = self._counts[:, :num_tokens]
+        summarize_counts(counts, self._widths, self._masked, self.probe.current)
 
     def _products(self, index: int, layer: Layer) -> Products:
         products = layer.products()
