@@ -38,6 +38,8 @@ def models_on(page: str) -> dict[str, ModelMetrics]:
     found: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
     for family, text, value in _LINE.findall(page):
         labels = dict(_LABEL.findall(text))
+        if "model" not in labels:
+            continue
         model, name = found[labels["model"]], family.removeprefix(_PREFIX)
         histogram = name.removesuffix("_bucket")
         if "le" in labels:
