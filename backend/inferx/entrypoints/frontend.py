@@ -30,7 +30,7 @@ _PACKAGES = ("fastapi", "uvicorn", "tritonclient")
 class Served(NamedTuple):
     """What the endpoint has to know of a model."""
 
-    config: EngineConfig
+    config: EngineConfig  # with an absolute path, where its model is a local one
     tokenizer: ModelSource
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from inferx.config import EngineConfig
 from inferx.entrypoints.frontend import Frontend, Served
 from inferx.entrypoints.settings import engine_config, option_name
 from inferx.errors import ConfigError, ModelLoadError
@@ -73,12 +76,13 @@ def serve(
             **endpoint.options(),
             log=None,
         )
-        served = _served_from(server.repository) if frontend else {}
+        served = served_from(server.repository) if frontend else {}
         return _run(server, models, config.start_timeout, frontend, served)
     settings, roots = local_model(settings)
     name = name or served_name(config.model)
     installation = find_server(tritonserver)
-    tokenizer = model_and_tokenizer(engine_config(settings), roots or [Path.cwd()])[1]
+    config = engine_config(settings)
+    tokenizer = model_and_tokenizer(config, roots or [Path.cwd()])[1]
     served = {name: Served(config, tokenizer)}
     with tempfile.TemporaryDirectory(prefix="inferx-models-") as folder:
         server = TritonServer(
@@ -92,10 +96,21 @@ def serve(
         return _run(server, [name], config.start_timeout, frontend, served)
 
 
-def _served_from(repository: Path) -> dict[str, Served]:
+def served_from(repository: Path) -> dict[str, Served]:
+    """Its models, by name. Raises ConfigError or ModelLoadError."""
     tokenizers = tokenizers_of_repository(repository)
-    models = models_in_repository(repository)
-    return {name: Served(models[name].config, source) for name, source in tokenizers.items()}
+    return {
+        name: Served(_with_absolute_path(*model), tokenizers[name])
+        for name, model in models_in_repository(repository).items()
+    }
+
+
+def _with_absolute_path(folder: Path, config: EngineConfig) -> EngineConfig:
+    """Where its model lies in this folder."""
+    path = folder / config.model
+    if not config.model or not path.exists():
+        return config
+    return msgspec.structs.replace(config, model=str(path.absolute()))
 
 
 def models_of_repository(model: str) -> list[str]:

@@ -18,6 +18,7 @@ from inferx.entrypoints.openai.health import metrics_page
 from inferx.entrypoints.openai.model_metrics import ModelMetrics, models_on
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.recent_errors import RecentErrors
+from inferx.source import PACKAGE_PREFIX, is_hub_id
 
 _FRESH = 0.5  # seconds for which an answer is given again: metrics change about once a second
 _READY_TIMEOUT = 2.0  # seconds
@@ -116,10 +117,11 @@ def _figures(metrics: ModelMetrics | None) -> dict[str, Any]:
 
 
 def shown_settings(config: EngineConfig | None) -> dict[str, Any]:
-    """As they were given; null is a default that the engine chooses. Never a path."""
+    """As they were given; null is a default that the engine chooses. Of a path the last part alone:
+    where a model lies is the server's own affair."""
     if config is None:
         return {}
     model = config.model
-    if PurePath(model).is_absolute() or model.startswith((".", "~")):
+    if not (is_hub_id(model) or model.startswith(PACKAGE_PREFIX)):
         model = PurePath(model).name
     return {"model": model, **{name: getattr(config, name) for name in _SETTINGS}}
