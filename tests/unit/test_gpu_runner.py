@@ -16,6 +16,7 @@ from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.engine.scheduler import Scheduler
 from inferx.memory.pool import PagePool
+from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.runner import GpuRunner
 from inferx.model.gpu.startup import largest_step
 from inferx.model.loading import LoadedModel
@@ -183,7 +184,7 @@ def test_fp8_weights_and_pages_are_near_the_reference(
 def test_the_largest_step_keeps_to_every_limit(
     max_num_seqs: int, budget: int, max_model_len: int
 ) -> None:
-    plan = largest_step(max_num_seqs, budget, max_model_len=max_model_len, block_size=16)
+    plan = largest_step(Limits(max_num_seqs, budget, max_model_len, block_size=16))
     assert len(plan.slots) == min(max_num_seqs, budget)
     assert budget - len(plan.slots) < sum(plan.num_tokens) <= budget or (
         plan.num_tokens[-1] == max_model_len

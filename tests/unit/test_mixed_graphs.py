@@ -8,11 +8,12 @@ from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
 from inferx.model.gpu.attention import AttentionShape
 from inferx.model.gpu.capturing import Capturing
+from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.mixed_graphs import LARGEST, MOST_PROMPTS, MixedGraphs, step_sizes
 from inferx.model.gpu.slots import Slots
 from inferx_kernels.rope import Rotation
 
-BUDGET = 300
+LIMITS = Limits(max_num_seqs=32, budget=300, max_model_len=1024, block_size=16)
 CPU = torch.device("cpu")
 
 
@@ -34,9 +35,8 @@ def graphs(page_dtype: torch.dtype) -> MixedGraphs:
     slots = Slots(32, max_model_len=1024, block_size=16, rotation=angles)
     shape = AttentionShape(4, 2, 16, frozenset({None}))
     made = MixedGraphs(
-        slots, shape, Capturing(CPU),
-        max_num_seqs=32, budget=BUDGET, block_size=16, page_dtype=page_dtype,
-        hidden_size=64, dtype=torch.bfloat16,
+        slots, shape, Capturing(CPU), LIMITS,
+        page_dtype=page_dtype, hidden_size=64, dtype=torch.bfloat16,
     )  # fmt: skip
     assert made.size_for(plan(0, (0, 5))) is None  # nothing is captured
     pages = KVCache(*(torch.zeros(4, 16, 2, 16, dtype=page_dtype) for _ in range(2)))

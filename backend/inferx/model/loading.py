@@ -8,6 +8,7 @@ import torch
 
 from inferx.config import EngineConfig
 from inferx.engine.messages import EngineInfo
+from inferx.model.batch import KVCache
 from inferx.model.config import ModelConfig
 from inferx.model.footprint import dtype_name, weight_bytes, weight_dtype
 from inferx.model.placement import (
@@ -56,6 +57,12 @@ class LoadedModel(NamedTuple):
             )
         num_bytes = weight_bytes(source, model_config, dtype)
         return cls(source, model_config, model, device, dtype, kv_dtype, num_bytes, calibrations)
+
+    def pages(self, num_blocks: int, block_size: int) -> KVCache:
+        """A layer's. Uninitialized: on a CPU pages take no memory until they are first used."""
+        shape = (num_blocks, block_size, self.config.num_kv_heads, self.config.head_dim)
+        k, v = (torch.empty(shape, dtype=self.kv_dtype, device=self.device) for _ in range(2))
+        return KVCache(k, v)
 
     def info(self, config: EngineConfig, size: KVSize, stages: Stages) -> EngineInfo:
         return EngineInfo(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from inferx.config import EngineConfig
 from inferx.engine.plan import Plan, StepResult, TokenLogprobs
-from inferx.model.batch import KVCache
 from inferx.model.input_batch import InputBatch, SamplingRows
 from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
@@ -48,13 +47,8 @@ class ModelRunner:
                 device=device,
                 weight_bytes=loaded.weight_bytes,
             )
-            heads = loaded.config.num_kv_heads, loaded.config.head_dim
-            shape = (size.num_blocks, config.page_size(device.type), *heads)
-            # Uninitialized: on a CPU pages take no memory until they are first used
             self._kv = [
-                KVCache(
-                    *(torch.empty(shape, dtype=loaded.kv_dtype, device=device) for _ in range(2))
-                )
+                loaded.pages(size.num_blocks, config.page_size(device.type))
                 for _ in range(loaded.config.num_layers)
             ]
             self._batch = InputBatch(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,14 @@ from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
 from inferx.model.gpu.attention import AttentionShape, StepAttention, most_keys
 from inferx.model.gpu.capturing import Capturing
+from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
 from inferx.model.upload import upload_into
 from inferx.sparse.serving import MAX_TOKENS
+
+PathName = Literal["dense", "sparse"]
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -48,14 +51,15 @@ class DecodeGraphs:
         sampler: GpuSampler,
         shape: AttentionShape,
         capturing: Capturing,
+        limits: Limits,
         *,
-        max_num_seqs: int,
         vocab_size: int,
-        block_size: int,
     ) -> None:
         """`capture` makes the graphs."""
         self._slots, self._sampler, self._shape = slots, sampler, shape
-        self._block_size = block_size
+        self._capturing = capturing
+        self._block_size = limits.block_size
+        max_num_seqs = limits.max_num_seqs
         state = slots.state
         device = state.token_pool.device
 
@@ -69,28 +73,27 @@ class DecodeGraphs:
         )
         self._logits = zeros(max_num_seqs, vocab_size, dtype=torch.float32)
         self._tokens = zeros(max_num_seqs, dtype=torch.int64)
-        self._sizes = bucket_sizes(max_num_seqs)
-        self._sparse_sizes = range(1, min(MAX_TOKENS, max_num_seqs) + 1)
-        self._capturing = capturing
-        self._buckets: dict[int, _Bucket] = {}
-        self._sparse: dict[int, _Bucket] = {}
+        self._sizes: dict[PathName, list[int]] = {
+            "dense": bucket_sizes(max_num_seqs),
+            # Of every number of rows: one that nobody has would have its channels read
+            "sparse": list(range(1, min(MAX_TOKENS, max_num_seqs) + 1)),
+        }
+        self._buckets: dict[tuple[PathName, int], _Bucket] = {}
 
-    def capture(self, model: GpuLlama, kv: list[KVCache]) -> None:
-        """A graph for every size, on the current stream."""
-        # The largest first: the smaller ones' graphs find their memory in its
-        self._buckets = self._captured(reversed(self._sizes), model, kv)
+    def capture(self, path: PathName, model: GpuLlama, kv: list[KVCache]) -> None:
+        """Graphs for every size of a path, on the current stream."""
+        for size in reversed(self._sizes[path]):  # the smaller find their memory in the largest's
+            bucket = self._bucket(size, model, kv)
+            self._buckets[path, size] = bucket._replace(
+                forward=self._capturing(bucket.forward), sample=self._capturing(bucket.sample)
+            )
 
-    def capture_sparse(self, model: GpuLlama, kv: list[KVCache]) -> None:
-        """The graphs of the sparse path, of these very numbers of rows: one that nobody has would
-        have its channels read."""
-        self._sparse = self._captured(self._sparse_sizes, model, kv)
-
-    def launch_all(self, model: GpuLlama, kv: list[KVCache]) -> None:
+    def launch(self, path: PathName, model: GpuLlama, kv: list[KVCache]) -> None:
         """A step of each size of rows that nobody has, without graphs: to compile its kernels."""
-        self._launch(self._sizes, model, kv)
-
-    def launch_sparse(self, model: GpuLlama, kv: list[KVCache]) -> None:
-        self._launch(self._sparse_sizes, model, kv)
+        for size in self._sizes[path]:
+            bucket = self._bucket(size, model, kv)
+            bucket.forward()
+            bucket.sample()
 
     def forward(self, plan: Plan) -> Tensor:
         """Launches the plan's forward pass; its logits, until the next step: [num_rows, vocab]."""
@@ -108,26 +111,9 @@ class DecodeGraphs:
         return self._tokens[: len(plan.slots)]
 
     def _bucket_for(self, plan: Plan) -> _Bucket:
-        if plan.sparsity:
-            return self._sparse[len(plan.slots)]
-        return self._buckets[self._sizes[bisect.bisect_left(self._sizes, len(plan.slots))]]
-
-    def _captured(
-        self, sizes: Iterable[int], model: GpuLlama, kv: list[KVCache]
-    ) -> dict[int, _Bucket]:
-        captured = {}
-        for size in sizes:
-            bucket = self._bucket(size, model, kv)
-            captured[size] = bucket._replace(
-                forward=self._capturing(bucket.forward), sample=self._capturing(bucket.sample)
-            )
-        return captured
-
-    def _launch(self, sizes: Iterable[int], model: GpuLlama, kv: list[KVCache]) -> None:
-        for size in sizes:
-            bucket = self._bucket(size, model, kv)
-            bucket.forward()
-            bucket.sample()
+        path: PathName = "sparse" if plan.sparsity else "dense"
+        sizes = self._sizes[path]
+        return self._buckets[path, sizes[bisect.bisect_left(sizes, len(plan.slots))]]
 
     def _bucket(self, size: int, model: GpuLlama, kv: list[KVCache]) -> _Bucket:
         rows = StepRows(

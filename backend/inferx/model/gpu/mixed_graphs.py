@@ -27,6 +27,7 @@ from inferx.model.gpu.attention import (
     widens,
 )
 from inferx.model.gpu.capturing import Capturing
+from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.slots import Slots
 from inferx.model.upload import upload_into
@@ -58,20 +59,18 @@ class MixedGraphs:
         slots: Slots,
         shape: AttentionShape,
         capturing: Capturing,
+        limits: Limits,
         *,
-        max_num_seqs: int,
-        budget: int,
-        block_size: int,
         page_dtype: torch.dtype,
         hidden_size: int,
         dtype: torch.dtype,
     ) -> None:
-        """budget: tokens of a step; dtype: of hidden states. `capture` makes the graphs."""
+        """dtype: of hidden states. `capture` makes the graphs."""
         self._state = slots.state
         self._shape = shape
         self._capturing = capturing
-        self._block_size = block_size
-        self._sizes = step_sizes(budget)
+        self._block_size = limits.block_size
+        self._sizes = step_sizes(limits.budget)
         rotation, max_blocks = self._state.rotation, self._state.block_table.shape[1]
         device = rotation.cos.device
         largest = self._sizes[-1]
@@ -81,7 +80,7 @@ class MixedGraphs:
         self._hidden = torch.empty(largest, hidden_size, dtype=dtype, device=device)
         self._prompts = StepInputs.allocate(0, MOST_PROMPTS, max_blocks, rotation)
         self._page_dtype = page_dtype
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = limits.max_num_seqs
         self._steps: dict[int, _Step] = {}
 
     def capture(self, model: GpuLlama, kv: list[KVCache]) -> None:
