@@ -30,12 +30,12 @@ def plan(decodes: int, *prompts: tuple[int, int]) -> Plan:
     )  # fmt: skip
 
 
-def graphs(page_dtype: torch.dtype) -> MixedGraphs:
+def graphs(page_dtype: torch.dtype, limits: Limits = LIMITS) -> MixedGraphs:
     angles = Rotation(*(torch.zeros(1024, 1, 16) for _ in range(2)))
-    slots = Slots(32, max_model_len=1024, block_size=16, rotation=angles)
+    slots = Slots(limits.max_num_seqs, max_model_len=1024, block_size=16, rotation=angles)
     shape = AttentionShape(4, 2, 16, frozenset({None}))
     made = MixedGraphs(
-        slots, shape, Capturing(CPU), LIMITS,
+        slots, shape, Capturing(CPU), limits,
         page_dtype=page_dtype, hidden_size=64, dtype=torch.bfloat16,
     )  # fmt: skip
     assert made.size_for(plan(0, (0, 5))) is None  # nothing is captured
@@ -50,6 +50,15 @@ def test_sizes_rise_to_the_budget_and_not_beyond(budget: int) -> None:
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == min(budget, LARGEST)
     assert all(size % 64 == 0 for size in sizes[:-1])
+
+
+@pytest.mark.parametrize(("max_num_seqs", "budget", "rows"), [(32, 300, 32), (512, 300, 300)])
+def test_no_more_rows_have_pages_than_may_decode(max_num_seqs: int, budget: int, rows: int) -> None:
+    """A long model's row takes as much as thousands of tokens' other inputs."""
+    limits = LIMITS._replace(max_num_seqs=max_num_seqs, budget=budget)
+    decodes = graphs(torch.bfloat16, limits)._decodes
+    assert decodes.block_table.shape == (rows, limits.max_model_len // limits.block_size)
+    assert len(decodes.seq_lens) == len(decodes.token_ids) == budget
 
 
 def test_a_step_takes_the_smallest_graph_that_holds_its_tokens() -> None:

@@ -71,16 +71,20 @@ class MixedGraphs:
         self._capturing = capturing
         self._block_size = limits.block_size
         self._sizes = step_sizes(limits.budget)
+        self._max_num_seqs = limits.max_num_seqs
         rotation, max_blocks = self._state.rotation, self._state.block_table.shape[1]
         device = rotation.cos.device
         largest = self._sizes[-1]
         self._rows = torch.zeros(_packed_len(largest), dtype=torch.int32, device=device)
         self._query_start = torch.arange(largest + 1, dtype=torch.int32, device=device)
-        self._decodes = StepInputs.allocate(largest, largest, max_blocks, rotation)
+        # Every token is a row here, and has a length; pages only those that may decode, the first
+        most_decodes = min(largest, self._max_num_seqs)
+        self._decodes = StepInputs.allocate(largest, most_decodes, max_blocks, rotation)._replace(
+            seq_lens=torch.empty(largest, dtype=torch.int32, device=device)
+        )
         self._hidden = torch.empty(largest, hidden_size, dtype=dtype, device=device)
         self._prompts = StepInputs.allocate(0, MOST_PROMPTS, max_blocks, rotation)
         self._page_dtype = page_dtype
-        self._max_num_seqs = limits.max_num_seqs
         self._steps: dict[int, _Step] = {}
 
     def capture(self, model: GpuLlama, kv: list[KVCache]) -> None:
