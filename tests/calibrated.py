@@ -1,19 +1,13 @@
-"""A tiny model with calibrations beside it, and the loop that serves it."""
+"""A tiny model with calibrations beside it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from inferx.config import EngineConfig
-from inferx.engine.core import EngineCore
-from inferx.engine.scheduler import Scheduler
-from inferx.engine.step_paths import StepPaths
-from inferx.memory.pool import PagePool
 from inferx.model.loading import LoadedModel
-from inferx.model.runner import ModelRunner
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
 from inferx.sparse.calibrating import calibrate
@@ -21,9 +15,6 @@ from inferx.sparse.calibration import Calibration, default_path, save_calibratio
 from inferx.sparse.windows import COUNTED, WINDOW, Text, WindowedModel
 from inferx.text.tokenizer import Tokenizer
 from tiny_models import make_tiny_model
-
-if TYPE_CHECKING:
-    from inferx.model.gpu.runner import GpuRunner  # imports Triton
 
 TEXT = "".join(random.Random(0).choices("abcdefgh", k=2 * 3 * WINDOW))
 ENOUGH = 2 * COUNTED  # tokens: two windows
@@ -55,19 +46,3 @@ def make_calibrated_model(folder: Path, targets: Sequence[float] = (0.25, 0.5)) 
         found = calibrated(source, windowed, target)
         save_calibration(found, default_path(source, target, "magnitude"))
     return source
-
-
-def make_core(
-    config: EngineConfig, runner: ModelRunner | GpuRunner, *, caching: bool
-) -> EngineCore:
-    """Its requests end at their max_tokens alone."""
-    info = runner.info
-    scheduler = Scheduler(
-        pool=PagePool(info.num_blocks, info.block_size, enable_prefix_caching=caching),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=64,
-        max_model_len=info.max_model_len,
-        eos_token_ids=[],
-    )
-    paths = StepPaths.of(config, info.sparse_path)
-    return EngineCore(scheduler, runner, overlap=True, paths=paths)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_loop import serve, tokens_of
 from inferx.config import EngineConfig
-from inferx.engine.messages import EngineRequest
 from inferx.engine.process import load_engine
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import ModelLoadError
@@ -58,12 +58,9 @@ def test_they_are_the_same_every_time(folder: Path) -> None:
 def test_an_engine_runs_from_a_config_json_alone(folder: Path) -> None:
     engine = load_engine(settings(folder))
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    engine.core.add(EngineRequest(0, [1, 2, 3], params))
-    tokens = []
-    while engine.core.has_work:
-        tokens += [token for output in engine.core.step() for token in output.token_ids]
+    [outputs] = serve(engine.core, [[1, 2, 3]], params)
     engine.runner.close()
-    assert len(tokens) == 5
+    assert len(tokens_of(outputs)) == 5
 
 
 def test_without_the_setting_a_config_json_is_no_model(folder: Path) -> None:

@@ -9,13 +9,11 @@ from typing import NamedTuple
 import kernel_cases as cases
 import pytest
 import torch
+from engine_loop import Tokens, make_core, serve, tokens_of
 from inferx.config import EngineConfig
 from inferx.engine.core import EngineCore
-from inferx.engine.messages import EngineRequest
 from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
-from inferx.engine.scheduler import Scheduler
-from inferx.memory.pool import PagePool
 from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.runner import GpuRunner
 from inferx.model.gpu.startup import largest_step
@@ -25,7 +23,6 @@ from inferx.observe.stages import Stages
 from inferx.source import ModelSource
 from tiny_models import make_tiny_model
 
-Tokens = list[int]
 LENGTHS = (1, 5, 17, 40)
 COUNT = 6
 
@@ -62,25 +59,13 @@ def run(
     stages = Stages()
     source = ModelSource(folder, "huggingface", "tiny")
     runner = kind(config, LoadedModel.load(config, source, stages), stages)
-    info = runner.info
-    pool = PagePool(info.num_blocks, info.block_size, enable_prefix_caching=caching)
-    scheduler = Scheduler(
-        pool=pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=budget,
-        max_model_len=info.max_model_len, eos_token_ids=info.eos_token_ids,
-    )  # fmt: skip
-    core = EngineCore(scheduler, runner, overlap=config.enable_async_batch)
+    core = make_core(config, runner, caching=caching, budget=budget)
     generator = torch.Generator().manual_seed(4)
     prompts = [torch.randint(0, 250, (n,), generator=generator).tolist() for n in lengths]
-    got: list[Tokens] = [[] for _ in prompts]
-    logprobs: list[list[TokenLogprobs]] = [[] for _ in prompts]
-    for uid, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        core.add(EngineRequest(uid, prompt, one))
-    while core.has_work:
-        for output in core.step():
-            got[output.uid] += output.token_ids
-            logprobs[output.uid] += output.logprobs or []
+    got = serve(core, prompts, params)
     runner.close()
-    return Ran(got, core, logprobs)
+    logprobs = [[entry for output in of for entry in output.logprobs or []] for of in got]
+    return Ran([tokens_of(outputs) for outputs in got], core, logprobs)
 
 
 def greedy(count: int = COUNT) -> SamplingParams:

@@ -9,9 +9,9 @@ from typing import Any
 import kernel_cases as cases
 import numpy as np
 import pytest
-from calibrated import calibrated, make_core, open_model
+from calibrated import calibrated, open_model
+from engine_loop import make_core, serve, tokens_of
 from inferx.config import EngineConfig
-from inferx.engine.messages import EngineRequest
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import ModelLoadError
 from inferx.model.gpu.masked import GpuRows
@@ -59,25 +59,21 @@ class Served:
         stages = Stages()
         self.loaded = LoadedModel.load(config, source, stages)
         self.runner = kind(config, self.loaded, stages)
-        self.core = make_core(config, self.runner, caching=False)
+        self.core = make_core(config, self.runner)
 
     def run(self, *wishes: float | str) -> tuple[list[list[int]], list[list[float]]]:
         """As many prompts at once: their tokens, always the same ones, and how likely the model
         found them."""
-        tokens: dict[int, list[int]] = {}
-        likely: dict[int, list[float]] = {}
-        for uid, wish in enumerate(wishes):
-            tokens[uid], likely[uid] = [], []
-            params = SamplingParams(
+        params = [
+            SamplingParams(
                 temperature=0, max_tokens=COUNT, ignore_eos=True, sparsity=wish,
                 logit_bias={7: 90.0}, logprobs=0,
-            )  # fmt: skip
-            self.core.add(EngineRequest(uid, [*PROMPT, *range(uid)], params))
-        while self.core.has_work:
-            for output in self.core.step():
-                tokens[output.uid] += output.token_ids
-                likely[output.uid] += [entry.logprob for entry in output.logprobs or []]
-        return list(tokens.values()), list(likely.values())
+            )
+            for wish in wishes
+        ]  # fmt: skip
+        got = serve(self.core, [[*PROMPT, *range(i)] for i in range(len(wishes))], params)
+        likely = [[entry.logprob for one in of for entry in one.logprobs or []] for of in got]
+        return [tokens_of(outputs) for outputs in got], likely
 
     @property
     def steps(self) -> int:

@@ -9,21 +9,17 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from engine_loop import Tokens, make_core, serve, tokens_of
 from inferx.config import EngineConfig
-from inferx.engine.core import EngineCore
-from inferx.engine.messages import EngineRequest, RequestOutput
+from inferx.engine.messages import RequestOutput
 from inferx.engine.plan import NewRow, Plan
 from inferx.engine.sampling import SamplingParams
-from inferx.engine.scheduler import Scheduler
 from inferx.errors import ModelLoadError
-from inferx.memory.pool import PagePool
 from inferx.model.runner import ModelRunner
 from inferx.model.runners import load_runner
 from inferx.source import ModelSource
 from tiny_models import EOS_ID, VOCAB_SIZE, make_tiny_model
 from transformers import PreTrainedModel
-
-Tokens = list[int]
 
 
 class Tiny(NamedTuple):
@@ -47,27 +43,24 @@ def reference(tiny: Tiny) -> PreTrainedModel:
     return tiny.model
 
 
-def make_runner(folder: Path, **settings: object) -> ModelRunner:
+def config_of(**settings: object) -> EngineConfig:
     defaults = {"model": "tiny", "device": "cpu", "dtype": "float32", "max_num_seqs": 8}
-    config = EngineConfig.from_mapping({**defaults, **settings})
-    return load_runner(config, ModelSource(folder, "huggingface", "tiny"))
+    return EngineConfig.from_mapping({**defaults, **settings})
+
+
+def make_runner(folder: Path, **settings: object) -> ModelRunner:
+    return load_runner(config_of(**settings), ModelSource(folder, "huggingface", "tiny"))
 
 
 class Engine:
     """Runner, scheduler and loop. Use as a context manager."""
 
     def __init__(
-        self, folder: Path, *, budget: int = 64, overlap: bool = True, caching: bool = False,
-        **settings: object,
-    ) -> None:  # fmt: skip
+        self, folder: Path, *, budget: int = 64, caching: bool = False, **settings: object
+    ) -> None:
         self.runner = make_runner(folder, **settings)
-        info = self.runner.info
-        pool = PagePool(info.num_blocks, info.block_size, enable_prefix_caching=caching)
-        scheduler = Scheduler(
-            pool=pool, max_num_seqs=8, max_num_batched_tokens=budget,
-            max_model_len=info.max_model_len, eos_token_ids=info.eos_token_ids,
-        )  # fmt: skip
-        self.core = EngineCore(scheduler, self.runner, overlap=overlap)
+        config = config_of(**settings)
+        self.core = make_core(config, self.runner, caching=caching, budget=budget)
 
     def __enter__(self) -> Engine:
         return self
@@ -78,24 +71,12 @@ class Engine:
     def outputs(
         self, prompts: Sequence[Tokens], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[list[RequestOutput]]:
-        """Everything that came for each prompt."""
-        several = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        for uid, (prompt, one) in enumerate(zip(prompts, several, strict=True)):
-            self.core.add(EngineRequest(uid, prompt, one))
-        got: list[list[RequestOutput]] = [[] for _ in prompts]
-        while self.core.has_work:
-            for output in self.core.step():
-                assert output.error is None
-                got[output.uid].append(output)
-        return got
+        return serve(self.core, prompts, params)
 
     def tokens(
         self, prompts: Sequence[Tokens], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[Tokens]:
-        return [
-            [token for output in outputs for token in output.token_ids]
-            for outputs in self.outputs(prompts, params)
-        ]
+        return [tokens_of(outputs) for outputs in self.outputs(prompts, params)]
 
 
 def greedy(count: int) -> SamplingParams:
@@ -126,7 +107,7 @@ def expected(reference: PreTrainedModel) -> list[Tokens]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_one_batch_with_chunked_prefill_equals_transformers(folder, expected, overlap):
-    with Engine(folder, budget=24, overlap=overlap) as engine:
+    with Engine(folder, budget=24, enable_async_batch=overlap) as engine:
         assert engine.tokens(prompts(*LENGTHS), greedy(30)) == expected
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from calibrated import calibrated, make_calibrated_model, make_core, open_model
+from calibrated import calibrated, make_calibrated_model, open_model
+from engine_loop import make_core, serve, tokens_of
 from inferx.config import EngineConfig
-from inferx.engine.messages import EngineRequest
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import InvalidArgument, ModelLoadError
 from inferx.llm import LLM
@@ -48,7 +48,6 @@ class Served:
         self.runner = load_runner(config, source)
         assert isinstance(self.runner, ModelRunner)
         self.core = make_core(config, self.runner, caching=True)
-        self._uid = 0
 
     def __enter__(self) -> Served:
         return self
@@ -58,16 +57,12 @@ class Served:
 
     def texts(self, *requests: tuple[list[int], str | float | None]) -> list[list[int]]:
         """The tokens of prompts that begin together, each with its sparsity."""
-        found: dict[int, list[int]] = {}
-        for prompt, wish in requests:
-            self._uid += 1
-            found[self._uid] = []
-            params = SamplingParams(temperature=0, max_tokens=DIFFERENT, sparsity=wish)
-            self.core.add(EngineRequest(self._uid, prompt, params))
-        while self.core.has_work:
-            for output in self.core.step():
-                found[output.uid] += output.token_ids
-        return list(found.values())
+        params = [
+            SamplingParams(temperature=0, max_tokens=DIFFERENT, ignore_eos=True, sparsity=wish)
+            for _, wish in requests
+        ]
+        got = serve(self.core, [prompt for prompt, _ in requests], params)
+        return [tokens_of(outputs) for outputs in got]
 
     def text(self, prompt: list[int], wish: str | float | None = None) -> list[int]:
         return self.texts((prompt, wish))[0]
