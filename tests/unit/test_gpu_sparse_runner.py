@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import kernel_cases as cases
+import msgspec
 import numpy as np
 import pytest
 from calibrated import calibrated, open_model
@@ -21,6 +22,8 @@ from inferx.model.runner import ModelRunner
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
 from inferx.sparse.calibration import default_path, save_calibration
+from inferx.sparse.probe import COPY_EVERY
+from inferx.sparse.timing import decode_plan
 from inferx_kernels.sparse import SparseLinear, Threshold
 from inferx_kernels.sparse import sparse_linear as reference
 from inferx_kernels.triton.sparse_linear import sparse_linear
@@ -138,6 +141,30 @@ def test_the_probe_shows_what_the_reference_shows(served: Callable[[Kind], Serve
     np.testing.assert_allclose(found[1], found[0], atol=0.1)
     assert np.abs(found[1] - found[0]).mean() < 0.02
     assert found[0][:, 3].sum() == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("kind", [ModelRunner, GpuRunner])
+def test_probes_come_with_the_step_behind_their_copy(
+    served: Callable[[Kind], Served], kind: Kind, in_flight: int
+) -> None:
+    """However long the copy took, and the host."""
+    runner = served(kind).runner
+    one = decode_plan(1, runner.info.num_blocks, runner.info.vocab_size, sparsity=0.5)
+    launched = range(1000, 1000 + COPY_EVERY + 2)
+    collected = iter(launched)
+    brought: dict[int, list[int]] = {}
+    for step in launched:
+        runner.launch(msgspec.structs.replace(one, step=step))
+        if step - launched.start >= in_flight - 1:
+            brought[next(collected)] = [probe.step for probe in runner.collect().probes]
+    for _ in collected:
+        runner.collect()
+    del brought[launched.start]  # which may bring what earlier tests have left
+    found = {step: probed for step, probed in brought.items() if probed}
+    assert found
+    assert all(len(probed) == COPY_EVERY for probed in found.values())
+    assert all(probed[-1] == step - 1 for step, probed in found.items())
 
 
 def test_its_costs_are_measured_at_every_density(served: Callable[[Kind], Served]) -> None:

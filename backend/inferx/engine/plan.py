@@ -65,7 +65,7 @@ class StepResult(NamedTuple):
     token_ids: list[list[int]]  # a list a row: speculative decoding brings several
     logprobs: list[list[TokenLogprobs] | None]  # None: not asked for
     seconds: float | None = None  # that the device worked on the step; None: not measured
-    probes: Sequence[StepProbe] = ()  # of sparse steps up to this one, as far as they have come
+    probes: Sequence[StepProbe] = ()  # of sparse steps before this one, some at a time
 
 
 class Runner(Protocol):

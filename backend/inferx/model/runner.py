@@ -106,13 +106,15 @@ class ModelRunner:
         masked = self._masked
         if masked is None:
             return self._timed(plan, None)[0]
+        copies = masked.probe.take()
         if plan.sparsity:
             masked.select(plan.sparsity)
         result, seconds = self._timed(plan, masked if plan.sparsity else None)
         if plan.sparsity:
             masked.probe.push()
             masked.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
-        return result._replace(seconds=seconds, probes=masked.probe.drain())
+        probes = [probe for copy in copies for probe in copy.read()]
+        return result._replace(seconds=seconds, probes=probes)
 
     @torch.inference_mode()
     def _timed(self, plan: Plan, masked: MaskedInputs | None) -> tuple[StepResult, float]:

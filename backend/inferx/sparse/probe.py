@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from inferx.model.upload import Download
 from inferx.paths.probe import StepProbe
 
 STEPS = 64  # that the ring holds
@@ -39,21 +39,30 @@ class _Step(NamedTuple):
     num_tokens: int
 
 
-class _Copy(NamedTuple):
+class ProbeCopy(NamedTuple):
     """On its way to the host."""
 
-    figures: Tensor  # [COPY_EVERY, num_sites, FIGURES]
+    download: Download  # [COPY_EVERY, num_sites, FIGURES]
     steps: list[_Step]
-    event: torch.cuda.Event | None
 
-    @property
-    def has_come(self) -> bool:
-        return self.event is None or self.event.query()
+    def read(self) -> list[StepProbe]:
+        """Waits for it."""
+        [copied] = self.download.wait()
+        found = []
+        for step, figures in zip(self.steps, copied.numpy(), strict=True):
+            shares, unions, energies, broken = figures.T
+            found.append(StepProbe(*step, shares, unions, energies, int(broken.sum())))
+        return found
 
 
 class ProbeRing:
     """A forward pass writes to `current`: [num_sites, FIGURES] float32; then come `push`, which
-    may be part of a CUDA graph, and `pushed`, which is the host's part."""
+    may be part of a CUDA graph, and `pushed`, which is the host's part.
+
+    `take` comes before a step is launched, and its copies are read with that step's results. By
+    then the stream has passed them, so that nobody waits, and which step's results they come with
+    depends on the order of the steps alone: what is decided by them is so every time.
+    """
 
     def __init__(self, num_sites: int, device: torch.device) -> None:
         self.current = torch.zeros(num_sites, FIGURES, device=device)
@@ -61,7 +70,7 @@ class ProbeRing:
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._steps: list[_Step] = []  # since the last copy
         self._num_copies = 0
-        self._copies: deque[_Copy] = deque()
+        self._copies: list[ProbeCopy] = []  # that nobody has taken
 
     def push(self) -> None:
         """Puts `current` into the ring: work of the device alone, at addresses that stay."""
@@ -74,25 +83,12 @@ class ProbeRing:
         if len(self._steps) < COPY_EVERY:
             return
         start = COPY_EVERY * self._num_copies % STEPS
-        self._copies.append(self._copy(self._ring[start : start + COPY_EVERY]))
+        download = Download([self._ring[start : start + COPY_EVERY]])
+        self._copies.append(ProbeCopy(download, self._steps))
         self._num_copies += 1
         self._steps = []
 
-    def _copy(self, figures: Tensor) -> _Copy:
-        if figures.device.type != "cuda":
-            return _Copy(figures.clone(), self._steps, None)
-        host = torch.empty(figures.shape, pin_memory=True)
-        host.copy_(figures, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return _Copy(host, self._steps, event)
-
-    def drain(self) -> list[StepProbe]:
-        """What has come since the last call. Never waits."""
-        found = []
-        while self._copies and self._copies[0].has_come:
-            copy = self._copies.popleft()
-            for step, figures in zip(copy.steps, copy.figures.numpy(), strict=True):
-                shares, unions, energies, broken = figures.T
-                found.append(StepProbe(*step, shares, unions, energies, int(broken.sum())))
-        return found
+    def take(self) -> list[ProbeCopy]:
+        """The copies that were made since the last call."""
+        taken, self._copies = self._copies, []
+        return taken

@@ -69,12 +69,7 @@ class GpuRunner:
             self._launched.append(self._execute(plan))
 
     def collect(self) -> StepResult:
-        result = self._launched.popleft().result()
-        return (
-            result
-            if self.sparse_rows is None
-            else result._replace(probes=self.sparse_rows.probe.drain())
-        )
+        return self._launched.popleft().result()
 
     def close(self) -> None:
         """Waits for the device."""
@@ -105,17 +100,18 @@ class GpuRunner:
         return time_step
 
     def _execute(self, plan: Plan) -> Launched:
-        if self.sparse_rows is None:
+        rows = self.sparse_rows
+        if rows is None:
             return self._run(plan)
-        watch = StopWatch(self._device)
+        probes, watch = rows.probe.take(), StopWatch(self._device)
         if plan.sparsity:
-            self.sparse_rows.select(plan.sparsity)
+            rows.select(plan.sparsity)
         launched = self._run(plan)
         watch.stop()
         if plan.sparsity:
-            self.sparse_rows.probe.push()
-            self.sparse_rows.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
-        return launched._replace(watch=watch)
+            rows.probe.push()
+            rows.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
+        return launched._replace(watch=watch, probes=probes)
 
     def _run(self, plan: Plan) -> Launched:
         return self._steps.run(plan, self._model, self._kv)
