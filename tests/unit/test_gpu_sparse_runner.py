@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import kernel_cases as cases
 import msgspec
 import numpy as np
 import pytest
+import torch
 from calibrated import calibrated, open_model
 from engine_loop import make_core, serve, tokens_of
 from inferx.config import EngineConfig
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import ModelLoadError
+from inferx.model.activations import Site
 from inferx.model.gpu.masked import GpuRows
 from inferx.model.gpu.runner import GpuRunner
 from inferx.model.loading import LoadedModel
@@ -165,6 +168,28 @@ def test_probes_come_with_the_step_behind_their_copy(
     assert found
     assert all(len(probed) == COPY_EVERY for probed in found.values())
     assert all(probed[-1] == step - 1 for step, probed in found.items())
+
+
+def test_a_nan_is_counted_wherever_it_comes_from(served: Callable[[Kind], Served]) -> None:
+    """The masks of a CPU let it through, the kernels leave it out: neither passes it over."""
+    gpu, cpu = served(GpuRunner), served(ModelRunner)
+    rows, masked = gpu.runner.sparse_rows, cpu.runner._masked
+    places = [
+        (index, name, len(product.weight.weight))
+        for index, products in enumerate(rows.layers)
+        for name, product in products.items()
+    ]
+    for index, name, width in places:
+        x = torch.ones(2, width, dtype=torch.bfloat16, device=cases.DEVICE)
+        x[1, width // 2] = math.nan
+        rows.layers[index][name](x)
+        assert masked(Site(index, name), x)[1].isnan().sum() == 1
+    with gpu.runner.computing():
+        rows.record(2)
+    with torch.inference_mode():
+        masked.record()
+    for probe in (rows.probe, masked.probe):
+        assert probe.current[:, 3].tolist() == [1] * len(places)
 
 
 def test_its_costs_are_measured_at_every_density(served: Callable[[Kind], Served]) -> None:

@@ -51,8 +51,10 @@ def test_masked_energy_of_zeros_is_zero():
     assert masked_energy(torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.bool)).tolist() == [0.0]
 
 
-def test_nan_is_never_kept_by_a_threshold():
-    assert threshold_mask(torch.tensor([float("nan"), 1.0]), 0.0).tolist() == [False, True]
+@pytest.mark.parametrize("mask", [lambda x: threshold_mask(x, 2.0), lambda x: topk_mask(x, 0.5)])
+def test_every_mask_keeps_what_is_not_a_number(mask):
+    x = torch.tensor([1.0, float("nan"), float("inf"), 0.0])
+    assert mask(x).tolist() == [False, True, True, False]
 
 
 def test_union_density_counts_channels_that_any_token_keeps():
@@ -63,9 +65,10 @@ def test_union_density_counts_channels_that_any_token_keeps():
 activations = st.lists(
     st.lists(st.floats(-1e3, 1e3, width=32), min_size=8, max_size=8), min_size=1, max_size=5
 ).map(torch.tensor)
+with_nan = activations.map(lambda x: x.masked_fill(x == 0, float("nan")))
 
 
-@given(activations, st.floats(0, 1e3, width=32))
+@given(activations | with_nan, st.floats(0, 1e3, width=32))
 def test_a_threshold_masks_the_share_that_sparsity_counts(x, threshold):
     kept = threshold_mask(x, threshold)
     assert torch.equal(masked_share(kept), sparsity(x, threshold))

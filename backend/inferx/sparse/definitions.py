@@ -18,8 +18,10 @@ def sparsity(x: Tensor, threshold: float) -> Tensor:
 
 
 def threshold_mask(x: Tensor, threshold: float) -> Tensor:
-    """Keeps |x| > threshold: its masked share is S_threshold(x). A NaN is never kept."""
-    return x.abs() > threshold
+    """Keeps all but |x| <= threshold: its masked share is S_threshold(x). A NaN is kept, so that
+    it shows in the output, as without a mask.
+    """
+    return ~(x.abs() <= threshold)
 
 
 def topk_mask(x: Tensor, k_ratio: float) -> Tensor:
