@@ -84,6 +84,22 @@ class Request:
             return "stop"
         return "length" if num_tokens == self.max_num_tokens else None
 
+    def take_several(self, tokens: list[int]) -> int:
+        """How many of these tokens it takes: up to the one that ends it. Those before the last
+        count as computed."""
+        num_known = len(self.token_ids)
+        if self.num_tokens != num_known + 1:
+            raise ValueError("several tokens came for a row whose successor is in flight")
+        for taken, token in enumerate(tokens, 1):
+            if self.finish_reason(token, num_known + taken) is not None:
+                break
+        self.num_tokens = num_known + taken
+        if self.status is Status.DECODING:
+            self.num_computed_tokens += taken - 1
+            if self.num_computed_tokens > self.blocks.capacity:
+                raise ValueError("more tokens came for a row than there were pages reserved for")
+        return taken
+
 
 def _stop_token_ids(
     eos_token_ids: frozenset[int], stop_token_ids: Collection[int], ignore_eos: bool

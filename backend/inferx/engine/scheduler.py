@@ -17,34 +17,16 @@ from itertools import islice
 from random import Random
 from time import monotonic
 
-import msgspec
-
+from inferx.engine.draft import Draft
+from inferx.engine.fitting import check_fits, with_max_tokens
 from inferx.engine.messages import EngineRequest, EngineStats, RequestOutput, RequestStart
-from inferx.engine.plan import NewRow, Plan, StepResult, TokenLogprobs
+from inferx.engine.plan import NewRow, Plan, StepResult
 from inferx.engine.request import Request, Status
 from inferx.engine.running import RunningList
 from inferx.engine.waiting import WaitingQueue
 from inferx.errors import InvalidArgument
 from inferx.memory.block_table import BlockTable
 from inferx.memory.pool import PagePool
-
-
-class _Draft:
-    """A plan in the making; the columns are Plan's."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget  # tokens
-        self.slots: list[int] = []
-        self.starts: list[int] = []
-        self.num_tokens: list[int] = []
-        self.samples: list[bool] = []
-        self.num_decodes = 0
-        self.new_rows: list[NewRow] = []
-        self.block_updates: list[tuple[int, int, list[int]]] = []
-        self.sampling: list[Request] = []  # whose rows sample, in order
-        self.complete: list[Request] = []  # planned up to their length now
-        self.fresh_pages: set[int] = set()  # registered, but filled by this very plan
-        self.preempted = False
 
 
 class Scheduler:
@@ -117,7 +99,9 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         """Raises InvalidArgument for a request that could never be served to its end."""
-        request = self._with_max_tokens(request)
+        if request.uid in self._requests:
+            raise InvalidArgument(f"request {request.uid} exists already")
+        request = with_max_tokens(request, self._pool, self._max_model_len)
         added = Request(
             request,
             BlockTable(self._pool, request.sampling.cache_salt),
@@ -126,38 +110,10 @@ class Scheduler:
             eos_token_ids=self._eos_token_ids,
             arrived_at=self._clock(),
         )
-        self._refuse_impossible(added)
+        check_fits(added, self._pool, self._max_model_len)
         self._num_arrived += 1
         self._requests[added.uid] = added
         self._waiting.push(added)
-
-    def _with_max_tokens(self, request: EngineRequest) -> EngineRequest:
-        """Without a limit of its own, a request may grow until the model or the pool is full."""
-        if request.sampling.max_tokens is not None:
-            return request
-        in_pool = self._pool.num_blocks * self._pool.block_size + 1  # the last needs no page
-        room = min(self._max_model_len, in_pool) - len(request.prompt_token_ids)
-        sampling = msgspec.structs.replace(request.sampling, max_tokens=max(1, room))
-        return msgspec.structs.replace(request, sampling=sampling)
-
-    def _refuse_impossible(self, request: Request) -> None:
-        num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
-        if request.uid in self._requests:
-            raise InvalidArgument(f"request {request.uid} exists already")
-        if num_prompt == 0:
-            raise InvalidArgument("the prompt is empty: expected at least one token")
-        if num_prompt >= self._max_model_len:
-            raise InvalidArgument(
-                f"the prompt has {num_prompt} tokens and the model takes {self._max_model_len}, "
-                f"output included: shorten the prompt"
-            )
-        num_pages = self._pool.pages_for(request.max_num_tokens - 1)  # the last is never computed
-        if num_pages > self._pool.num_blocks:
-            raise InvalidArgument(
-                f"the prompt's {num_prompt} tokens with max_tokens {max_tokens} need {num_pages} "
-                f"KV pages of {self._pool.block_size} tokens and there are "
-                f"{self._pool.num_blocks}: shorten the prompt or lower max_tokens"
-            )
 
     def abort(self, uid: int) -> None:
         """Ends a request in whatever state it is; its slot and pages go to the next plan."""
@@ -190,14 +146,14 @@ class Scheduler:
 
         None when nothing can run before a result that is in flight, or at all.
         """
-        draft = _Draft(self._max_num_batched_tokens)
+        draft = Draft(self._max_num_batched_tokens)
         self._plan_decodes(draft)
         self._plan_prefills(draft)
         if not draft.preempted:
             self._plan_admissions(draft)
         return self._finish(draft) if draft.slots else None
 
-    def _plan_decodes(self, draft: _Draft) -> None:
+    def _plan_decodes(self, draft: Draft) -> None:
         """One token a request, in their order.
 
         A prefill under way keeps a token of the budget: it was admitted because decodes had left
@@ -215,20 +171,15 @@ class Scheduler:
             request.num_tokens = num_tokens = start + 2
             if num_tokens == request.max_num_tokens:
                 draft.complete.append(request)
-        num_decodes = len(slots)
-        draft.num_decodes = num_decodes
-        draft.num_tokens = [1] * num_decodes
-        draft.samples = [True] * num_decodes
-        draft.sampling = self._decoding[:num_decodes]
-        draft.budget -= num_decodes
+        draft.end_decodes(self._decoding[: len(slots)])
 
-    def _plan_prefills(self, draft: _Draft) -> None:
+    def _plan_prefills(self, draft: Draft) -> None:
         for request in self._prefilling.copy():
             if draft.budget == 0:
                 return
             self._plan_chunk(request, draft)
 
-    def _plan_admissions(self, draft: _Draft) -> None:
+    def _plan_admissions(self, draft: Draft) -> None:
         """The first in order, or nobody: who comes later must not take what the first waits for."""
         while draft.budget > 0 and self._free_slots:
             request = self._waiting.first()
@@ -236,7 +187,7 @@ class Scheduler:
                 return
             self._plan_chunk(request, draft)
 
-    def _admit(self, request: Request, draft: _Draft) -> bool:
+    def _admit(self, request: Request, draft: Draft) -> bool:
         """Slot and pages for all tokens that the request has.
 
         Not yet, if a token of it is in flight (it was preempted), if the pages that would remain
@@ -282,17 +233,13 @@ class Scheduler:
             self._prefix_queries += request.num_prompt_tokens
             self._prefix_hits += request.num_computed_tokens
 
-    def _plan_chunk(self, request: Request, draft: _Draft) -> None:
+    def _plan_chunk(self, request: Request, draft: Draft) -> None:
         """As many of the request's tokens as the budget has; after the last one it decodes."""
         start = request.num_computed_tokens
         num_tokens = min(request.num_tokens - start, draft.budget)
         request.num_computed_tokens = start + num_tokens
         samples = request.num_computed_tokens == request.num_tokens
-        draft.slots.append(request.slot)
-        draft.starts.append(start)
-        draft.num_tokens.append(num_tokens)
-        draft.samples.append(samples)
-        draft.budget -= num_tokens
+        draft.add_chunk(request.slot, start, num_tokens, samples=samples)
         draft.fresh_pages.update(
             request.blocks.register(request.token_ids, request.num_computed_tokens)
         )
@@ -305,7 +252,7 @@ class Scheduler:
             if request.num_tokens == request.max_num_tokens:
                 draft.complete.append(request)
 
-    def _reserve(self, request: Request, draft: _Draft) -> bool:
+    def _reserve(self, request: Request, draft: Draft) -> bool:
         """Room for the request's next token, if need be by preempting the last in order.
 
         False when the request itself was the last.
@@ -333,23 +280,13 @@ class Scheduler:
         self._waiting.push(request)
         self._num_preemptions += 1
 
-    def _finish(self, draft: _Draft) -> Plan:
+    def _finish(self, draft: Draft) -> Plan:
         for request in draft.complete:
             self._stop_running(request)
             request.status = Status.DRAINING
         self._in_flight.append(draft.sampling)
         self._num_steps += 1
-        return Plan(
-            step=self._num_steps,
-            slots=draft.slots,
-            starts=draft.starts,
-            num_tokens=draft.num_tokens,
-            samples=draft.samples,
-            num_decodes=draft.num_decodes,
-            new_rows=draft.new_rows,
-            block_updates=draft.block_updates,
-            page_copies=[],
-        )
+        return draft.plan(self._num_steps)
 
     # A result comes in
 
@@ -367,7 +304,8 @@ class Scheduler:
             if request.status is ended:  # aborted, or stopped by an earlier token
                 continue
             if len(tokens) > 1:
-                tokens, logprobs = _take_several(request, tokens, logprobs)
+                taken = request.take_several(tokens)
+                tokens, logprobs = tokens[:taken], logprobs and logprobs[:taken]
             request.token_ids += tokens
             num_known = len(request.token_ids)
             finish_reason = request.finish_reason(tokens[-1], num_known)
@@ -392,21 +330,3 @@ class Scheduler:
             prefill=self._clock() - request.admitted_at,
             cached_tokens=request.num_cached_tokens,
         )
-
-
-def _take_several(
-    request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None
-) -> tuple[list[int], list[TokenLogprobs] | None]:
-    """The tokens up to the one that ends the request; those before the last count as computed."""
-    num_known = len(request.token_ids)
-    if request.num_tokens != num_known + 1:
-        raise ValueError("several tokens came for a row whose successor is in flight")
-    for taken, token in enumerate(tokens, 1):
-        if request.finish_reason(token, num_known + taken) is not None:
-            break
-    request.num_tokens = num_known + taken
-    if request.status is Status.DECODING:
-        request.num_computed_tokens += taken - 1
-        if request.num_computed_tokens > request.blocks.capacity:
-            raise ValueError("more tokens came for a row than there were pages reserved for")
-    return tokens[:taken], None if logprobs is None else logprobs[:taken]
