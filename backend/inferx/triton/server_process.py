@@ -1,0 +1,85 @@
+"""ServerProcess: tritonserver as a child process, that leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+# Asks the kernel to end the server when the thread that started it ends, then becomes it.
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+class ServerProcess:
+    """It leads a process group of its own, whose number is nobody else's until it is reaped."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path | None,
+        detached: bool,
+    ) -> None:
+        """log: None for this process's standard error. Unless `detached`, it ends when the thread
+        that starts it does."""
+        if not detached:
+            command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+        with log.open("wb") if log else contextlib.nullcontext(2) as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self, seconds: float | None) -> bool:
+        """Whether it ends within that time; None: waits for it."""
+        if self._process.returncode is not None:
+            return True
+        with _pidfd(self._process.pid) as watch:
+            return bool(watch.poll(None if seconds is None else seconds * 1000))
+
+    def signal(self, number: int) -> None:
+        if not self.has_ended(0):
+            self._process.send_signal(number)
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM, then SIGKILL once that time has passed; nothing of it is left running."""
+        self.signal(signal.SIGTERM)
+        if not self.has_ended(seconds):
+            self.signal(signal.SIGKILL)
+            self.has_ended(None)
+        self.reap()
+
+    def reap(self) -> int:
+        """Ends what it has left, once it has ended itself, and returns its exit status."""
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[select.poll]:
+    """What becomes readable when the process has ended, whether it is reaped or not."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        watch = select.poll()
+        watch.register(descriptor, select.POLLIN)
+        yield watch
+    finally:
+        os.close(descriptor)
