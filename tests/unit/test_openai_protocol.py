@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from inferx.engine.sampling import _READERS
 from inferx.entrypoints.openai.errors import ApiError, of_status
+from inferx.entrypoints.openai.fields import SAMPLING
 from inferx.entrypoints.openai.protocol import (
-    _SAMPLING,
     ChatRequest,
     CompletionRequest,
     chat_request,
@@ -50,7 +50,7 @@ def test_the_newer_name_of_the_limit_is_max_tokens() -> None:
 
 def test_every_sampling_parameter_can_be_set() -> None:
     apart = {"max_tokens", "logprobs"}
-    assert set(_SAMPLING) == set(_READERS) - apart
+    assert set(SAMPLING) == set(_READERS) - apart
 
 
 def test_chat_s_logprobs_are_a_switch_and_a_count() -> None:

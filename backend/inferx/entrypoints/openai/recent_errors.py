@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferx.entrypoints.openai.errors import ApiError
-from inferx.entrypoints.openai.protocol import FIELDS
+from inferx.entrypoints.openai.fields import FIELDS
 
 _KEPT = 20  # different sentences; a client can make up as many as it likes
 
