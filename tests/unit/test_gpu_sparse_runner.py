@@ -18,8 +18,11 @@ from inferx.config import EngineConfig
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import ModelLoadError
 from inferx.model.activations import Site
+from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.masked import GpuRows
 from inferx.model.gpu.runner import GpuRunner
+from inferx.model.gpu.startup import Rehearsal
+from inferx.model.gpu.steps import Steps
 from inferx.model.loading import LoadedModel
 from inferx.model.runner import ModelRunner
 from inferx.observe.stages import Stages
@@ -31,6 +34,7 @@ from inferx_kernels.sparse import SparseLinear, Threshold
 from inferx_kernels.sparse import sparse_linear as reference
 from inferx_kernels.triton.sparse_linear import sparse_linear
 from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
 
 PROMPT = list(b"the sea and the sky")
 COUNT = 6  # tokens
@@ -190,6 +194,31 @@ def test_a_nan_is_counted_wherever_it_comes_from(served: Callable[[Kind], Served
         masked.record()
     for probe in (rows.probe, masked.probe):
         assert probe.current[:, 3].tolist() == [1] * len(places)
+
+
+@pytest.mark.skipif(cases.DEVICE.type != "cpu", reason="graphs launch their kernels unseen")
+def test_every_kernel_that_steps_launch_was_rehearsed(
+    served: Callable[[Kind], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was not would be compiled while a request waits."""
+    launched: set[str] = set()
+    run = InterpretedFunction.run
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        launched.add(self.fn.__name__)
+        return run(self, *args, **options)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    gpu, limits = served(GpuRunner), Limits(2, 4, 128, 16)
+    with gpu.runner.computing():
+        steps = Steps(limits, gpu.loaded)
+        Rehearsal(steps, limits, gpu.loaded, gpu.runner.sparse_rows).compile()
+    rehearsed = launched.copy()
+    launched.clear()
+    gpu.run("off", 0.5)
+    gpu.run(0.5)
+    assert "sparse_gemv_kernel" in launched
+    assert launched <= rehearsed
 
 
 def test_its_costs_are_measured_at_every_density(served: Callable[[Kind], Served]) -> None:
