@@ -218,8 +218,7 @@ def test_the_ring_brings_every_step_in_order_and_wraps():
     found = []
     for step in range(STEPS + 2 * COPY_EVERY + 1):
         ring.current.fill_(step)
-        ring.push()
-        ring.pushed(step, 0.25, 1)
+        ring.push(step, 0.25, 1)
         found += [probe for copy in ring.take() for probe in copy.read()]
     assert [probe.step for probe in found] == list(range(STEPS + 2 * COPY_EVERY))
     assert all(probe.masked_shares.tolist() == [probe.step] * 3 for probe in found)

@@ -111,8 +111,7 @@ class ModelRunner:
             masked.select(plan.sparsity)
         result, seconds = self._timed(plan, masked if plan.sparsity else None)
         if plan.sparsity:
-            masked.probe.push()
-            masked.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
+            masked.probe.push(plan.step, plan.sparsity, len(plan.slots))
         probes = [probe for copy in copies for probe in copy.read()]
         return result._replace(seconds=seconds, probes=probes)
 

@@ -56,8 +56,7 @@ class ProbeCopy(NamedTuple):
 
 
 class ProbeRing:
-    """A forward pass writes to `current`: [num_sites, FIGURES] float32; then come `push`, which
-    may be part of a CUDA graph, and `pushed`, which is the host's part.
+    """A forward pass writes to `current`: [num_sites, FIGURES] float32; then comes `push`.
 
     `take` comes before a step is launched, and its copies are read with that step's results. By
     then the stream has passed them, so that nobody waits, and which step's results they come with
@@ -67,26 +66,20 @@ class ProbeRing:
     def __init__(self, num_sites: int, device: torch.device) -> None:
         self.current = torch.zeros(num_sites, FIGURES, device=device)
         self._ring = torch.zeros(STEPS, num_sites, FIGURES, device=device)
-        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self._place = 0  # in the ring, of the next step
         self._steps: list[_Step] = []  # since the last copy
-        self._num_copies = 0
         self._copies: list[ProbeCopy] = []  # that nobody has taken
 
-    def push(self) -> None:
-        """Puts `current` into the ring: work of the device alone, at addresses that stay."""
-        self._ring.index_copy_(0, self._cursor, self.current.unsqueeze(0))
-        self._cursor.add_(1).remainder_(STEPS)
-
-    def pushed(self, step: int, sparsity: float, num_tokens: int) -> None:
-        """Says which step `push` belonged to; every COPY_EVERY of them leave the device."""
+    def push(self, step: int, sparsity: float, num_tokens: int) -> None:
+        """Keeps `current`, which is this step's; every COPY_EVERY steps leave the device."""
+        self._ring[self._place].copy_(self.current)
+        self._place += 1
         self._steps.append(_Step(step, sparsity, num_tokens))
-        if len(self._steps) < COPY_EVERY:
-            return
-        start = COPY_EVERY * self._num_copies % STEPS
-        download = Download([self._ring[start : start + COPY_EVERY]])
-        self._copies.append(ProbeCopy(download, self._steps))
-        self._num_copies += 1
-        self._steps = []
+        if len(self._steps) == COPY_EVERY:
+            download = Download([self._ring[self._place - COPY_EVERY : self._place]])
+            self._copies.append(ProbeCopy(download, self._steps))
+            self._steps = []
+            self._place %= STEPS
 
     def take(self) -> list[ProbeCopy]:
         """The copies that were made since the last call."""

@@ -109,8 +109,7 @@ class GpuRunner:
         launched = self._run(plan)
         watch.stop()
         if plan.sparsity:
-            rows.probe.push()
-            rows.probe.pushed(plan.step, plan.sparsity, len(plan.slots))
+            rows.probe.push(plan.step, plan.sparsity, len(plan.slots))
         return launched._replace(watch=watch, probes=probes)
 
     def _run(self, plan: Plan) -> Launched:
