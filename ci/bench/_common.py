@@ -7,6 +7,7 @@ makes if it is missing; without one, a Python that has InferX already is taken a
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -28,6 +29,15 @@ def _continue_in_environment() -> None:
     subprocess.run([REPOSITORY / "ci" / "setup"], check=True, stdout=sys.stderr)
     python = str(_ENVIRONMENT / "bin" / "python")
     os.execv(python, [python, *sys.argv])
+
+
+def takes_no_options() -> None:
+    """Shows what the benchmark is for `--help`, and refuses other arguments."""
+    parser = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
 
 
 def report(**figures: object) -> None:
