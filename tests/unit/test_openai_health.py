@@ -1,10 +1,21 @@
-"""Which engines the OpenAI endpoint takes for dead, from Triton's metrics page."""
+"""/health and the paths beside it: what they say of Triton, how long they wait for it, and HEAD."""
 
 from __future__ import annotations
 
+import http.client
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
 import pytest
+from inferx.entrypoints.frontend import Frontend
+from inferx.entrypoints.openai import health
+from inferx.entrypoints.openai.app import Backend
 from inferx.entrypoints.openai.model_metrics import models_on
+from inferx.entrypoints.openai.server import OpenAIServer
 from inferx.observe.families import GAUGES
+from triton_ports import TritonPorts
 
 PAGE = """\
 # TYPE inferx:engine_up gauge
@@ -24,3 +35,83 @@ def test_an_engine_whose_gauge_is_zero_is_down() -> None:
 @pytest.mark.parametrize("labels", ["", "{}", '{version="1"}', '{le="0.5",version="1"}'])
 def test_figures_that_name_no_model_are_nobodys(labels: str) -> None:
     assert models_on(f"inferx:engine_up{labels} 0\n{PAGE}") == models_on(PAGE)
+
+
+@pytest.fixture
+def triton() -> Iterator[TritonPorts]:
+    with TritonPorts().listening() as ports:
+        ports.ready = {"up"}
+        ports.page = PAGE
+        yield ports
+
+
+@pytest.fixture
+def site(triton: TritonPorts) -> Iterator[httpx2.Client]:
+    tokenizers: dict[str, Any] = {"up": None}
+    backend = Backend(triton.grpc_url, triton.metrics_url, tokenizers)
+    server = OpenAIServer(Frontend(0, None, 0, 0).listen("127.0.0.1"), backend)
+    server.start()
+    with httpx2.Client(base_url=f"http://127.0.0.1:{server.port}") as client:
+        yield client
+    server.drain()
+    server.join()
+
+
+def problem(site: httpx2.Client) -> str:
+    answer = site.get("/health")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    return answer.json()["error"]["message"]
+
+
+def test_health_does_not_wait_for_a_triton_that_does_not_answer(
+    site: httpx2.Client, triton: TritonPorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "READY_TIMEOUT", 0.05)
+    triton.answers.clear()
+    assert problem(site) == "Triton has not said within 0.05 s which models are ready"
+    assert site.head("/health").status_code == 503
+
+
+def test_health_says_which_model_is_not_ready(site: httpx2.Client, triton: TritonPorts) -> None:
+    triton.ready = set()
+    assert problem(site) == "not ready: up"
+
+
+def test_health_does_not_wait_for_a_metrics_page_that_does_not_come(
+    site: httpx2.Client, triton: TritonPorts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def held(url: str) -> str:
+        go_on.wait()
+        return ""
+
+    monkeypatch.setattr(health, "_fetch", held)
+    monkeypatch.setattr(health, "PAGE_TIMEOUT", 0.05)
+    try:
+        assert problem(site) == "Triton's metrics page does not answer"
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/v1/models", "/v1/models/up", "/metrics", "/status.json"]
+)
+def test_head_is_get_without_its_body(site: httpx2.Client, path: str) -> None:
+    whole = site.get(path)
+    assert whole.status_code == 200
+    connection = http.client.HTTPConnection(str(site.base_url.host), site.base_url.port)
+    for _ in range(2):  # the second one finds no bytes of the first one's answer
+        connection.request("HEAD", path)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"")
+        assert answer.getheader("content-type") == whole.headers["content-type"]
+        if path != "/status.json":  # it tells the time
+            assert answer.getheader("content-length") == whole.headers["content-length"]
+    connection.close()
+
+
+def test_head_is_refused_where_get_is(site: httpx2.Client) -> None:
+    for path, status in (("/v1/models/none", 404), ("/none", 404), ("/v1/completions", 405)):
+        assert site.get(path).status_code == status
+        assert site.head(path).status_code == status

@@ -13,7 +13,7 @@ import pytest
 from inferx import __version__
 from inferx.config import EngineConfig
 from inferx.entrypoints.frontend import Frontend
-from inferx.entrypoints.openai import status
+from inferx.entrypoints.openai import health, status
 from inferx.entrypoints.openai.app import Backend
 from inferx.entrypoints.openai.errors import ApiError
 from inferx.entrypoints.openai.models import Models
@@ -107,7 +107,7 @@ def test_without_the_metrics_page_it_says_so_until_the_page_is_back(
 def test_a_model_is_not_called_unready_because_triton_is_slow(
     site: httpx2.Client, triton: TritonPorts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "_READY_TIMEOUT", 0.05)
+    monkeypatch.setattr(health, "READY_TIMEOUT", 0.05)
     triton.answers.clear()
     found = site.get("/status.json").json()
     assert found["problem"] == "Triton has not said within 0.05 s which models are ready"

@@ -144,12 +144,15 @@ def make_app(
     )
     for path, route in streams.items():  # for what is no POST, which is refused here
         app.add_route(path, route, methods=["POST"])  # type: ignore[arg-type]
-    app.add_api_route("/v1/models", endpoint.list_models)
-    app.add_api_route("/v1/models/{name:path}", endpoint.show_model)
-    app.add_api_route("/health", endpoint.health)
-    app.add_api_route("/metrics", endpoint.metrics)
-    app.add_api_route(STATUS_PATH, endpoint.show_status)
-    app.add_api_route("/", _serving(status_page(needs_key=api_key is not None)))
+    for path, show in (
+        ("/v1/models", endpoint.list_models),
+        ("/v1/models/{name:path}", endpoint.show_model),
+        ("/health", endpoint.health),
+        ("/metrics", endpoint.metrics),
+        (STATUS_PATH, endpoint.show_status),
+        ("/", _serving(status_page(needs_key=api_key is not None))),
+    ):
+        app.add_api_route(path, show, methods=["GET", "HEAD"])  # uvicorn leaves HEAD's body out
     for kind in (HTTPException, ApiError, Exception):
         app.add_exception_handler(kind, endpoint.on_error)
     return app

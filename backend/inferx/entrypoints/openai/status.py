@@ -14,14 +14,13 @@ import msgspec
 from inferx import __version__
 from inferx.config import EngineConfig
 from inferx.entrypoints.openai.errors import ApiError
-from inferx.entrypoints.openai.health import metrics_page
+from inferx.entrypoints.openai.health import metrics_page, says_ready, silence
 from inferx.entrypoints.openai.model_metrics import ModelMetrics, models_on
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.recent_errors import RecentErrors
 from inferx.source import PACKAGE_PREFIX, is_hub_id
 
 _FRESH = 0.5  # seconds for which an answer is given again: metrics change about once a second
-_READY_TIMEOUT = 2.0  # seconds
 _SETTINGS = (
     *("engine", "device", "dtype", "kv_cache_dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "max_queue_size"),
@@ -63,10 +62,10 @@ class Status:
     async def _look(self) -> dict[str, Any]:
         names = self._models.names
         ready, (metrics, problem) = await asyncio.gather(
-            asyncio.gather(*(self._is_ready(name) for name in names)), self._metrics()
+            asyncio.gather(*(says_ready(self._models, name) for name in names)), self._metrics()
         )
         if problem is None and None in ready:
-            problem = f"Triton has not said within {_READY_TIMEOUT:g} s which models are ready"
+            problem = silence()
         return {
             "version": __version__,
             "at": round(time.monotonic(), 3),
@@ -82,13 +81,6 @@ class Status:
             ],
             "errors": self._errors.shown(),
         }
-
-    async def _is_ready(self, name: str) -> bool | None:
-        """None where Triton does not say it in time: it, or this process, has too much to do."""
-        try:
-            return await asyncio.wait_for(self._models.get(name).client.is_ready(), _READY_TIMEOUT)
-        except asyncio.TimeoutError:
-            return None
 
     async def _metrics(self) -> tuple[dict[str, ModelMetrics], str | None]:
         """By model, or what is wrong."""
