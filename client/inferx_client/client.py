@@ -33,6 +33,7 @@ _CHANNEL_OPTIONS = [
 ]
 # gRPC's own retries hold 7 KB for each stream that is open, and repeat none that has begun
 _ASYNC_CHANNEL_OPTIONS = [*_CHANNEL_OPTIONS, ("grpc.enable_retries", 0)]
+_READY_MODELS = service_pb2.RepositoryIndexRequest(ready=True)
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -78,6 +79,13 @@ class Client:
             return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=self.model)).ready
         except grpc.RpcError:
             return False
+
+    def ready_models(self) -> list[str]:
+        """The names of all models that take requests. Raises InferenceError."""
+        try:
+            return _names(self._stub.RepositoryIndex(_READY_MODELS))
+        except grpc.RpcError as error:
+            raise InferenceError.of(error) from None
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         completion = Completion()
@@ -163,6 +171,12 @@ class AsyncClient:
         except grpc.RpcError:
             return False
 
+    async def ready_models(self) -> list[str]:
+        try:
+            return _names(await self._stub.RepositoryIndex(_READY_MODELS))
+        except grpc.RpcError as error:
+            raise InferenceError.of(error) from None
+
     async def generate(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         completion = Completion()
         async for delta in self._repeated(_Attempts(self, prompt, False, options)):
@@ -202,6 +216,10 @@ class AsyncClient:
             call.cancel()
         if failure is not None:
             raise failure
+
+
+def _names(index: service_pb2.RepositoryIndexResponse) -> list[str]:
+    return sorted({model.name for model in index.models})  # an entry has each of its versions
 
 
 _OPTIONS = ("details", "exclude_input", "request_id")

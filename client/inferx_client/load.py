@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from inferx_client.bench.errors import BenchError
 from inferx_client.bench.loads import concurrency_sweep
 from inferx_client.bench.prompts import Request
 from inferx_client.bench.run import run_loads
-from inferx_client.bench.target import Sending, TritonTarget
+from inferx_client.bench.target import Sending, triton_target
 
 
 async def run_load(
@@ -36,7 +37,7 @@ async def run_load(
         seconds=None,
         warm_up=0,
     )
-    async with TritonTarget(url, model, Sending(ignore_eos=ignore_eos)) as target:
+    async with triton_target(url, model, Sending(ignore_eos=ignore_eos)) as target:
         run = await run_loads(target, [load], title="load", settings={})
     return run.as_json()["points"][0]
 
@@ -51,17 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--ignore-eos", action="store_true", help="always max-tokens tokens")
     given = parser.parse_args(arguments)
-    point = asyncio.run(
-        run_load(
-            given.url,
-            given.model,
-            given.prompt or ["Once upon a time"],
-            requests=given.requests,
-            concurrency=given.concurrency,
-            max_tokens=given.max_tokens,
-            ignore_eos=given.ignore_eos,
-        )
+    load = run_load(
+        given.url,
+        given.model,
+        given.prompt or ["Once upon a time"],
+        requests=given.requests,
+        concurrency=given.concurrency,
+        max_tokens=given.max_tokens,
+        ignore_eos=given.ignore_eos,
     )
+    try:
+        point = asyncio.run(load)
+    except BenchError as error:
+        parser.exit(1, f"{error}\n")
     print(json.dumps(point))
     return 1 if point["errors"] else 0
 

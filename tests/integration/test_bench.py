@@ -115,3 +115,22 @@ def test_a_server_that_is_not_there_is_one_sentence() -> None:
     assert ended.returncode == 1
     assert "inferx: the server refuses a request: UNAVAILABLE" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_model_that_is_not_there_is_one_sentence_with_those_that_are(
+    server: TritonServer, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once\n")
+    command = [*BENCH[:-1], "nope", "--url", server.grpc_url]
+    sentence = f"the server has no model 'nope' that is ready: it has {MODEL}"
+    for options in ([], [f"--prompts={prompts}"]):  # without being asked for a token count, too
+        ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 1
+        assert f"inferx: {sentence}\n" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "-m", "inferx_client.load", "--url", server.grpc_url, "--model=nope"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, f"{sentence}\n")

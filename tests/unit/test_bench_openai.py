@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from inferx_client.bench.measure import follow
-from inferx_client.bench.openai_target import OpenAITarget
+from inferx_client.bench.openai_target import openai_target
 from inferx_client.bench.prompts import Request
 from inferx_client.bench.target import Sending
 from inferx_client.bench.timing import Timing
@@ -66,8 +66,7 @@ def server() -> Iterator[Server]:
 def asked(server: Server, sending: Sending | None = None, **options: Any) -> Timing:
     async def ask() -> Timing:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        target = OpenAITarget(url, "m", sending or Sending(), **options)
-        async with target:
+        async with openai_target(url, "m", sending or Sending(), **options) as target:
             return await follow(target, Request("Once", 5))
 
     return asyncio.run(ask())
@@ -130,7 +129,7 @@ def test_a_failure_is_counted_by_its_kind(server: Server, answer: Answer, kind: 
 
 def test_nobody_there_is_a_failed_connection(server: Server) -> None:
     async def ask() -> Timing:
-        async with OpenAITarget("http://127.0.0.1:9/v1/", "m", Sending()) as target:
+        async with openai_target("http://127.0.0.1:9/v1/", "m", Sending()) as target:
             return await follow(target, Request("Once", 5))
 
     assert asyncio.run(ask()).error == "connection"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from inferx_client.bench.loads import (
     replay,
 )
 from inferx_client.bench.measure import token_count
-from inferx_client.bench.openai_target import OpenAITarget
+from inferx_client.bench.openai_target import openai_target
 from inferx_client.bench.prompts import RequestSource, Words, of_file, synthetic
 from inferx_client.bench.report import as_csv
 from inferx_client.bench.run import PerfAnalyzerCheck, run_loads
 from inferx_client.bench.statistics import parse_limits
-from inferx_client.bench.target import Sending, Target, TritonTarget
+from inferx_client.bench.target import Sending, Target, triton_target
 from inferx_client.bench.traces import read_trace
 from inferx_client.bench.workloads import WORKLOADS, Name, requests_of
 
@@ -159,11 +160,11 @@ def _kind(options: BenchOptions) -> str:
     return "arrivals at random" if options.rate else "requests in flight"
 
 
-def _target(options: BenchOptions, sending: Sending) -> Target:
+def _target(options: BenchOptions, sending: Sending) -> AbstractAsyncContextManager[Target]:
     if options.openai is None:
-        return TritonTarget(options.url, options.model, sending)
+        return triton_target(options.url, options.model, sending)
     key = os.environ.get("OPENAI_API_KEY")
-    return OpenAITarget(options.openai, options.model, sending, chat=options.chat, api_key=key)
+    return openai_target(options.openai, options.model, sending, chat=options.chat, api_key=key)
 
 
 def _metrics_url(options: BenchOptions) -> str | None:

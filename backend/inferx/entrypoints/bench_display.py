@@ -32,6 +32,7 @@ class Display:
         )
         self._task = self._progress.add_task("", total=None, now="")
         self._tokens = self._errors = self._ended = 0
+        self._total: int | None = None
         self._latency = 0.0
 
     def __enter__(self) -> Display:
@@ -57,6 +58,7 @@ class Display:
         else:
             name, total = f"{load.rate:.3g} requests/s", len(load.arrivals)
         self._task = self._progress.add_task(name, total=total, now="")
+        self._total = total
         self._tokens = self._errors = self._ended = 0
         self._latency = 0.0
 
@@ -68,7 +70,12 @@ class Display:
         mean = self._latency / self._ended * 1e3
         errors = f", {self._errors} failed" if self._errors else ""
         now = f"{self._tokens} tokens, {mean:.0f} ms a request{errors}"
-        self._progress.update(self._task, advance=1, now=now)
+        self._progress.update(self._task, completed=self._shown(), now=now)
+
+    def _shown(self) -> int:
+        """Of the requests that have ended, those that the load has to have: when it has them, each
+        of its streams finishes what it has begun."""
+        return self._ended if self._total is None else min(self._ended, self._total)
 
     def measured(self, point: Point) -> None:
         self._progress.stop_task(self._task)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
-from types import TracebackType
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from inferx_client.bench.errors import BenchError
@@ -18,51 +18,48 @@ if TYPE_CHECKING:
 _DATA = "data:"
 
 
+@asynccontextmanager
+async def openai_target(
+    url: str,
+    model: str,
+    sending: Sending,
+    *,
+    chat: bool = False,
+    api_key: str | None = None,
+) -> AsyncIterator[OpenAITarget]:
+    """`url`: with or without the /v1 at its end. Raises BenchError where httpx2 is missing."""
+    try:
+        import httpx2
+    except ImportError:
+        raise BenchError(
+            "an OpenAI endpoint needs the Python package httpx2: pip install httpx2"
+        ) from None
+    base = url.rstrip("/").removesuffix("/v1")
+    async with httpx2.AsyncClient(
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=sending.timeout,
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    ) as client:
+        path = "chat/completions" if chat else "completions"
+        yield OpenAITarget(client, f"{base}/v1/{path}", model, sending, chat=chat)
+
+
 class OpenAITarget:
     """A response that brings text counts as one token until the final `usage` says how many the
     answer has; they are then shared evenly among the responses.
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        sending: Sending,
-        *,
-        chat: bool = False,
-        api_key: str | None = None,
+        self, client: httpx2.AsyncClient, url: str, model: str, sending: Sending, *, chat: bool
     ) -> None:
-        """`url`: with or without the /v1 at its end. Raises BenchError where httpx2 is missing."""
-        try:
-            import httpx2
-        except ImportError:
-            raise BenchError(
-                "an OpenAI endpoint needs the Python package httpx2: pip install httpx2"
-            ) from None
-        self._http = httpx2
-        base = url.rstrip("/").removesuffix("/v1")
-        self._url = f"{base}/v1/{'chat/completions' if chat else 'completions'}"
+        """`url`: of completions, or of chat completions if `chat` says so."""
+        self._client, self._url = client, url
         self._model, self._sending, self._chat = model, sending, chat
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-    async def __aenter__(self) -> OpenAITarget:
-        self._client = self._http.AsyncClient(
-            headers=self._headers,
-            timeout=self._sending.timeout,
-            limits=self._http.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.aclose()
 
     async def parts(self, request: Request) -> AsyncGenerator[Part, None]:
+        import httpx2
+
         try:
             body = self._body(request)
             deadline = time.perf_counter() + self._sending.timeout
@@ -74,9 +71,9 @@ class OpenAITarget:
                     yield part
                     if time.perf_counter() > deadline:
                         raise RequestFailed("timeout")
-        except self._http.TimeoutException:
+        except httpx2.TimeoutException:
             raise RequestFailed("timeout") from None
-        except self._http.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise RequestFailed("connection", str(error)) from None
 
     def _body(self, request: Request) -> dict[str, Any]:

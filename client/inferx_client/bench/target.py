@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from inferx_client.bench.errors import BenchError
 from inferx_client.bench.prompts import Request
 from inferx_client.client import AsyncClient
 from inferx_client.wire import DEFAULT_DETAILS, InferenceError
@@ -43,40 +44,38 @@ class Sending:
 
 
 class Target(Protocol):
-    """One connection; used within one event loop, as a context."""
-
-    async def __aenter__(self) -> Target: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    """One connection; used within one event loop."""
 
     def parts(self, request: Request) -> AsyncGenerator[Part, None]:
         """The responses to one streaming request as they come. Raises RequestFailed."""
         ...
 
 
+@asynccontextmanager
+async def triton_target(url: str, model: str, sending: Sending) -> AsyncIterator[TritonTarget]:
+    """`url`: host:port of Triton's gRPC endpoint. Raises BenchError where the model is missing."""
+    async with AsyncClient(url, model) as client:
+        await _require_model(client)
+        yield TritonTarget(client, sending)
+
+
+async def _require_model(client: AsyncClient) -> None:
+    try:
+        names = await client.ready_models()
+    except InferenceError:
+        return  # a server that is away, or lists nothing: the requests will show it
+    if client.model not in names:
+        raise BenchError(
+            f"the server has no model {client.model!r} that is ready: it has "
+            f"{', '.join(names) or 'none'}"
+        )
+
+
 class TritonTarget:
     """InferX, or any model with the tensors of Triton's vLLM backend."""
 
-    def __init__(self, url: str, model: str, sending: Sending) -> None:
-        """`url`: host:port of Triton's gRPC endpoint."""
-        self._url, self._model, self._sending = url, model, sending
-
-    async def __aenter__(self) -> TritonTarget:
-        self._client = AsyncClient(self._url, self._model)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.close()
+    def __init__(self, client: AsyncClient, sending: Sending) -> None:
+        self._client, self._sending = client, sending
 
     async def parts(self, request: Request) -> AsyncGenerator[Part, None]:
         sending = self._sending
