@@ -54,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # The channel
     max_queue_size: Count = 1024  # waiting beyond max_num_seqs
     response_shards: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8  # threads that send responses
+    stream_interval: Positive = 1  # tokens of a stream that go out together, after the first
     request_timeout: Seconds = 3600.0  # a request's longest life, queue included
     drain_timeout: Seconds = 20.0  # unload and shutdown wait this long, then cancel
     heartbeat_timeout: Seconds = 30.0  # without an answer for this long the engine counts as dead

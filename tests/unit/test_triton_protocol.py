@@ -213,3 +213,12 @@ json_values = st.recursive(
 )
 def test_no_value_of_a_parameter_raises_anything_else(parameters):
     refusal_or_nothing(text_input="x", parameters=parameters)
+
+
+def test_a_reader_says_in_microseconds_what_a_response_takes_it():
+    assert read(parameters={"read_time": 100}) == DEFAULTS._replace(read_time=1e-4)
+    assert read(sampling_parameters={"read_time": 250}) == DEFAULTS._replace(read_time=2.5e-4)
+    for wrong in (0, 1001, "soon"):
+        said = refusal(text_input="Hello", sampling_parameters={"read_time": wrong})
+        assert "read_time" in said
+        assert "an integer between 1 and 1000" in said

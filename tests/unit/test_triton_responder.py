@@ -18,6 +18,7 @@ from inferx.engine.sampling import SamplingParams
 from inferx.errors import Cancelled, Unavailable
 from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.outbox import Outbox
+from inferx.triton.pace import Pace
 from inferx.triton.protocol import GenerateRequest, ReturnFlags
 from inferx.triton.responder import Responder
 from tokenizing import smollm2, untimed
@@ -30,10 +31,11 @@ TEXT = " The cat sat on the mat, 今天天气如何？ and ended."
 class Channel:
     """A responder, what it asked the engine to abort, and the end of each request."""
 
-    def __init__(self, shards: int = 2) -> None:
+    def __init__(self, shards: int = 2, pace: Pace | None = None) -> None:
         self.aborted: list[int] = []
         self.closed: list[Outbox] = []
         self._ended = threading.Semaphore(0)
+        self._pace = pace or Pace(1)
         self.responder = Responder(shards, self.aborted.extend, self._on_closed)
 
     def _on_closed(self, outbox: Outbox) -> None:
@@ -54,7 +56,13 @@ class Channel:
         params = SamplingParams.parse(sampling)
         outbox = self.responder.outbox(request)
         generate = GenerateRequest("x", None, stream, not prompt, returns, True, None, params)
-        outbox.prepare(generate, [TextStream(smollm2(), params) for _ in range(n)], 3, prompt)
+        outbox.prepare(
+            generate,
+            [TextStream(smollm2(), params) for _ in range(n)],
+            3,
+            prompt,
+            self._pace.stream(None) if stream else None,
+        )
         before_open(outbox)
         outbox.open(list(range(1, n + 1)))
         return outbox
@@ -353,3 +361,96 @@ def test_the_phases_of_a_request_are_counted_from_what_its_first_output_says() -
     assert (stats.queue.sum, stats.prefill.sum) == (0.5, 0.25)
     assert stats.decode.sum == outbox.last_token_at - outbox.first_token_at
     assert sum(stats.decode.counts) == 1
+
+
+class Watched(Sender):
+    """Says when a response was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent = threading.Semaphore(0)
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        super().send(response, flags)
+        self._sent.release()
+
+    def wait(self) -> None:
+        assert self._sent.acquire(timeout=10)
+
+
+def sent_one_by_one(
+    channel: Channel, parts: Sequence[RequestOutput], due: Sequence[int], **options: object
+) -> Request:
+    """Puts the parts, and waits for a response after each of those that are `due`, by place."""
+    request = Request()
+    request.sender = Watched()
+    outbox = channel.open(request, **options)
+    for place, part in enumerate(parts):
+        outbox.put(part)
+        if place in due:
+            request.sender.wait()
+    channel.wait()
+    return request
+
+
+def test_an_interval_holds_tokens_but_the_first_and_flushes_the_last() -> None:
+    returns = ReturnFlags(logprobs=True, cumulative_logprob=True, num_output_tokens=True)
+    ids = smollm2().encode(" one two three four five six", add_special_tokens=False)
+    assert len(ids) == 6
+    found = [TokenLogprobs(-0.5, 1, [], [])]
+    parts = [RequestOutput(1, [token_id], logprobs=found) for token_id in ids]
+    parts[-1] = msgspec.structs.replace(parts[-1], finish_reason="length")
+    channel = Channel(pace=Pace(3))
+    request = sent_one_by_one(channel, parts, due=(0, 3), returns=returns, logprobs=0)
+    assert request.sender.texts() == [[" one"], [" two three four"], [" five six"]]
+    sent = request.sender.sent
+    assert [response.outputs["num_output_tokens"].item() for response in sent] == [1, 3, 2]
+    assert [len(json.loads(response.outputs["logprobs"].item())) for response in sent] == [1, 3, 2]
+    sums = [response.outputs["cumulative_logprob"].item() for response in sent]
+    assert sums == [-0.5, -2.0, -3.0]
+
+
+def test_a_part_of_an_interval_ends_at_a_whole_character() -> None:
+    text = "今天天气"
+    parts = outputs(text)
+    assert len(parts) > len(text), "some character takes several tokens"
+    request, channel = Request(), Channel(pace=Pace(2))
+    outbox = channel.open(request)
+    for part in parts:
+        outbox.put(part)
+    channel.wait()
+    assert joined(request) == text
+    assert "\ufffd" not in "".join(column for (column,) in request.sender.texts())
+
+
+def test_choices_have_intervals_of_their_own() -> None:
+    one, two = outputs(" a b c d", uid=1), outputs(" e f g h", uid=2)
+    parts = [part for pair in zip(one, two, strict=True) for part in pair]
+    channel = Channel(pace=Pace(2))
+    request = sent_one_by_one(channel, parts, due=(0, 1, 4, 5, 6), n=2)
+    assert request.sender.texts() == [
+        [" a", ""], ["", " e"], [" b c", ""], ["", " f g"], [" d", ""], ["", " h"],
+    ]  # fmt: skip
+
+
+def test_a_stop_string_across_the_parts_of_an_interval_cuts_the_text() -> None:
+    channel = Channel(pace=Pace(3))
+    parts = outputs(" one two three four five six seven eight")[:7]
+    request = sent_one_by_one(channel, parts, due=(0,), stop=["four five"])
+    assert joined(request) == " one two three "
+    assert channel.aborted == [1]
+
+
+def test_tokens_that_wait_are_sent_before_an_error() -> None:
+    request, channel = Request(), Channel(pace=Pace(10))
+    request.sender = Watched()
+    outbox = channel.open(request)
+    first, second, third, *_ = outputs(" one two three four")
+    outbox.put(first)
+    request.sender.wait()
+    outbox.put(second)
+    outbox.put(third)
+    outbox.fail(Cancelled("the client cancelled the request"))
+    channel.wait()
+    assert request.sender.texts() == [[" one"], [" two three"]]
+    assert request.sender.error == ("CANCELLED", "the client cancelled the request")

@@ -38,6 +38,7 @@ HELP = {
     "enable_prefix_caching": "keep the pages of finished prompts for requests that begin alike",
     "max_queue_size": "requests that may wait; one more is refused with UNAVAILABLE",
     "response_shards": "threads that send responses",
+    "stream_interval": "tokens of a stream that go out together, after its first one",
     "request_timeout": "seconds a request may live, waiting included",
     "drain_timeout": "seconds that unload and shutdown wait for running requests",
     "heartbeat_timeout": (

@@ -17,6 +17,7 @@ from inferx.triton.cancellation import Canceller
 from inferx.triton.inflight import InFlight
 from inferx.triton.logs import internal_error
 from inferx.triton.outbox import Outbox
+from inferx.triton.pace import Pace
 from inferx.triton.protocol import GenerateRequest, read_request
 from inferx.triton.responder import Responder
 from inferx.triton.tracing import RequestTracing
@@ -31,6 +32,7 @@ class Admission:
         responder: Responder,
         in_flight: InFlight,
         canceller: Canceller,
+        pace: Pace,
         tracing: RequestTracing | None,
         *,
         decoupled: bool,
@@ -41,6 +43,7 @@ class Admission:
         self._responder = responder
         self._in_flight = in_flight
         self._canceller = canceller
+        self._pace = pace
         self._tracing = tracing
         self._decoupled = decoupled
 
@@ -71,6 +74,7 @@ class Admission:
             [TextStream(self._tokenizer, params, prompt_token_ids) for params in choices],
             len(prompt_token_ids),
             self._repeated_prompt(request, prompt_token_ids),
+            self._pace.stream(request.read_time) if request.stream else None,
         )
         outbox.deadline = outbox.arrived + min(
             request.timeout or self._config.request_timeout, self._config.request_timeout

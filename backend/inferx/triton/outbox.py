@@ -12,6 +12,7 @@ from inferx.engine.messages import FinishReason, RequestOutput, RequestStart
 from inferx.errors import RequestError, Status
 from inferx.observe.request_trace import TraceParent
 from inferx.text.stream import TextDelta, TextStream
+from inferx.triton.pace import StreamPace
 from inferx.triton.protocol import GenerateRequest
 
 _ANY_UID = 0  # of an error that ends the whole request; the engine's own uids start at 1
@@ -72,6 +73,7 @@ class Outbox:
         "_due",
         "_enqueue",
         "_opened",
+        "_pace",
         "_pending",
         "_scheduled",
         "_turn",
@@ -131,6 +133,7 @@ class Outbox:
         self._turn = threading.Lock()  # guards these two
         self._pending: deque[RequestOutput] = deque()
         self._enqueue = enqueue
+        self._pace: StreamPace | None = None
 
     def prepare(
         self,
@@ -138,8 +141,10 @@ class Outbox:
         streams: list[TextStream],
         num_input_tokens: int,
         prompt: str,
+        pace: StreamPace | None = None,
     ) -> None:
-        """What the outbox has to know before the engine's first output."""
+        """What the outbox has to know before the engine's first output. `pace`: of a stream; None:
+        none of its tokens waits for others."""
         self.request = request
         self.num_input_tokens = num_input_tokens
         self.choices = [Choice(index, stream, prompt) for index, stream in enumerate(streams)]
@@ -148,6 +153,7 @@ class Outbox:
                 choice.texts = []
         # Without a stream and without stop strings nothing has to happen before the end.
         self.eager = request.stream or bool(request.sampling.stop)
+        self._pace = pace
 
     def open(self, uids: list[int]) -> None:
         """From now on the shards are told of outputs; those that have come already are there."""
@@ -163,12 +169,15 @@ class Outbox:
             self.start, self.first_token_at = output.start, time.monotonic()
         if output.finish_reason is not None:
             self.last_token_at = time.monotonic()
-        self._pending.append(output)
-        if self._opened and (self.eager or output.finished):
+        due = [output] if self._pace is None else self._pace.add(output, time.monotonic())
+        self._pending.extend(due)
+        if self._opened and due and (self.eager or output.finished):
             self._schedule()
 
     def fail(self, error: RequestError) -> None:
         """Ends the request with `error`, after all that has been put before."""
+        if self._pace is not None:
+            self._pending.extend(self._pace.rest())
         self._pending.append(RequestOutput(_ANY_UID, [], error=(error.status, str(error))))
         self._schedule()
 
@@ -187,6 +196,12 @@ class Outbox:
             again = self._scheduled = self._due and not self.closed
         if again:
             self._enqueue(self)
+
+    def ended(self, now: float, status: Status | None) -> None:
+        """`status` is that of the error that ended the request, None: it succeeded."""
+        self.ended_at, self.status = now, status
+        if self._pace is not None:
+            self._pace.end()
 
     def _schedule(self) -> None:
         with self._turn:

@@ -13,6 +13,7 @@ from inferx.triton.interface import INPUT_IDS, SAMPLING_PARAMETERS, TEXT_INPUT
 
 MAX_PARAMETERS_BYTES = 1 << 20  # of the sampling_parameters JSON
 _LONGEST_TIMEOUT = 2**63 - 1  # microseconds
+_LONGEST_READ_TIME = 1000  # likewise
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class GenerateRequest(NamedTuple):
     timeout: float | None  # seconds from arrival
     sampling: SamplingParams
     traceparent: str | None = None  # of the caller's trace, as W3C's header of that name
+    read_time: float | None = None  # seconds a response, of the one who reads all such streams
 
 
 def read_request(request: Any) -> GenerateRequest:
@@ -73,6 +75,7 @@ def read_request(request: Any) -> GenerateRequest:
         returns=returns,
         parse_special_tokens=_take(settings, "parse_special_tokens", True, read_boolean),
         timeout=_timeout(settings, request.timeout()),
+        read_time=_read_time(settings),
         sampling=_sampling(settings, returns),
         traceparent=traceparent,
     )
@@ -143,6 +146,11 @@ def _sampling(settings: dict[str, Any], returns: ReturnFlags) -> SamplingParams:
 def _timeout(settings: dict[str, Any], of_request: int) -> float | None:
     """Seconds. `generate` leaves the timeout among the parameters; 0 is none."""
     microseconds = _take(settings, "timeout", of_request, integer_between(0, _LONGEST_TIMEOUT))
+    return microseconds / 1e6 if microseconds else None
+
+
+def _read_time(settings: dict[str, Any]) -> float | None:
+    microseconds = _take(settings, "read_time", None, integer_between(1, _LONGEST_READ_TIME))
     return microseconds / 1e6 if microseconds else None
 
 

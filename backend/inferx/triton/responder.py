@@ -167,9 +167,9 @@ class _Shard:
             outbox.closed = True
 
     def _ended(self, outbox: Outbox, status: Status | None) -> None:
-        """`status` is that of the error that ended the request, None: it succeeded."""
+        """`status` as of Outbox.ended."""
         now, stats = time.monotonic(), self.stats
-        outbox.ended_at, outbox.status = now, status
+        outbox.ended(now, status)
         stats.e2e.observe(now - outbox.arrived)
         if outbox.start is not None:
             stats.queue.observe(outbox.start.queue)

@@ -21,6 +21,7 @@ from inferx.triton.lifecycle import Lifecycle
 from inferx.triton.logs import log_to_triton
 from inferx.triton.metrics import MetricsWriter
 from inferx.triton.outbox import Outbox
+from inferx.triton.pace import Pace
 from inferx.triton.readiness import Readiness
 from inferx.triton.responder import Responder
 from inferx.triton.tracing import RequestTracing
@@ -64,6 +65,7 @@ class Service:
             self._responder,
             self._in_flight,
             self._canceller,
+            Pace(config.stream_interval),
             tracing,
             decoupled=instance.decoupled,
         )
