@@ -21,6 +21,7 @@ from inferx.entrypoints.openai.limits import Limits
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.page import Page, status_page
 from inferx.entrypoints.openai.protocol import chat_request, completion_request
+from inferx.entrypoints.openai.reading import Reading
 from inferx.entrypoints.openai.recent_errors import RecentErrors
 from inferx.entrypoints.openai.status import Status
 from inferx.entrypoints.openai.streaming import GenerateRoute, Job, as_api_error
@@ -43,6 +44,7 @@ class _Endpoint:
     """What the routes share while the application runs."""
 
     models: Models
+    reading: Reading
     status: Status
 
     def __init__(self, backend: Backend) -> None:
@@ -53,6 +55,7 @@ class _Endpoint:
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
         backend = self._backend
+        self.reading = Reading()
         self.models = Models(backend.grpc_url, backend.tokenizers)
         self.status = Status(
             self.models, backend.configs, backend.metrics_url, self._threads, self.errors
@@ -72,6 +75,7 @@ class _Endpoint:
             model.client,
             [prompt],
             request.sampling,
+            self.reading,
             request_id=answer.id,
             count_tokens=request.shows_usage,
         )
@@ -85,6 +89,7 @@ class _Endpoint:
             model.client,
             request.prompts,
             request.sampling,
+            self.reading,
             request_id=answer.id,
             echo=request.echo,
             count_tokens=request.shows_usage,

@@ -12,6 +12,7 @@ from inferx_client import AsyncClient, Completion
 
 from inferx.entrypoints.openai.backlog import Backlog, Overflow
 from inferx.entrypoints.openai.protocol import Prompt
+from inferx.entrypoints.openai.reading import Reading
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class Generation:
         client: AsyncClient,
         prompts: Sequence[Prompt],
         sampling: Mapping[str, Any],
+        reading: Reading,
         *,
         request_id: str,
         echo: bool = False,
@@ -56,6 +58,7 @@ class Generation:
             details.append("logprobs")
         self._client = client
         self._prompts = prompts
+        self._reading = reading
         self._options = {
             **sampling,
             "exclude_input": not echo,
@@ -94,7 +97,10 @@ class Generation:
         first_choice = index * self._num_choices
         prompt_tokens = None
         stream = self._client.stream(
-            self._prompts[index], **self._options, request_id=self._id(index)
+            self._prompts[index],
+            **self._options,
+            read_time=round(self._reading.time_for_each() * 1e6),  # microseconds
+            request_id=self._id(index),
         )
         async with aclosing(stream):  # type: ignore[type-var]
             async for delta in stream:
@@ -105,6 +111,7 @@ class Generation:
                 self.usage.completion_tokens += delta.num_output_tokens or 0
                 # A response of several choices has empty elements for all but one
                 if delta.text or delta.logprobs or delta.finish_reason:
+                    self._reading.count()
                     backlog.put(first_choice + delta.choice, delta)
 
     def _id(self, index: int) -> str:
