@@ -58,27 +58,29 @@ def test_more_streams_than_a_reader_keeps_up_with_get_fewer_responses() -> None:
     pace = Pace(1)
     streams = [pace.stream(0.25) for _ in range(4)]
     assert [bool(stream.add(token(), 0.0)) for stream in streams if stream] == [True] * 4
-    assert pace.gap == 1.0
+    assert pace.num_read == 4
     for stream in streams:
         assert stream is not None
         assert dues(stream, [0.5, 1.0, 1.5, 2.25, 3.0]) == [1.0, 2.25]
 
 
-def test_the_latest_read_time_and_the_streams_that_go_on_count() -> None:
+def test_a_gap_is_a_streams_own_read_time_for_every_choice_that_goes_on() -> None:
     pace = Pace(1)
     first, second = pace.stream(0.25), pace.stream(0.5)
     assert first is not None
     assert second is not None
     for stream, uid in ((first, 1), (second, 2), (second, 3)):
         assert stream.add(token(uid), 0.0)
-    assert pace.gap == 1.5
+    assert pace.num_read == 3
+    assert dues(first, [0.5, 0.75, 1.0]) == [0.75]
+    assert [bool(second.add(token(2), now)) for now in (1.0, 1.25, 1.5)] == [False, False, True]
     second.end()
-    assert pace.gap == 0.5
+    assert pace.num_read == 1
     assert second.add(token(4), 1.0), "a token that the engine sent before it heard of the end"
-    assert pace.gap == 0.5
+    assert pace.num_read == 1
     first.end()
     first.end()
-    assert pace.gap == 0.0
+    assert pace.num_read == 0
 
 
 def test_a_choice_of_one_token_counts_once_and_then_no_more() -> None:
@@ -87,9 +89,9 @@ def test_a_choice_of_one_token_counts_once_and_then_no_more() -> None:
     assert stream is not None
     only = RequestOutput(1, [0], "length")
     assert stream.add(only, 0.0) == [only]
-    assert pace.gap == 0.5
+    assert pace.num_read == 1
     stream.end()
-    assert pace.gap == 0.0
+    assert pace.num_read == 0
 
 
 def test_streams_without_a_reader_are_neither_counted_nor_held() -> None:
@@ -99,5 +101,5 @@ def test_streams_without_a_reader_are_neither_counted_nor_held() -> None:
     assert other is not None
     assert read.add(token(), 0.0)
     assert dues(other, [0, 0.1, 0.2, 0.3, 0.4]) == [0, 0.2, 0.4]
-    assert pace.gap == 0.5
+    assert pace.num_read == 1
     assert dues(read, [0.1, 0.2, 0.6]) == [0.6]

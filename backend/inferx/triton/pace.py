@@ -13,44 +13,37 @@ class Pace:
     Each choice has a response when its first token comes, then one for `stream_interval` tokens,
     then one at its end.
 
-    Streams whose requests say a `read_time` have one reader, which takes that many seconds for a
+    Streams whose requests say a `read_time` share a reader, which takes that many seconds for a
     response, and get no more of them than it can read: of C choices each has one in C read times.
     As long as the reader keeps up that is less than a step takes, and every token goes out alone.
+    What other streams say of their reader has no part in it.
     """
 
     def __init__(self, stream_interval: int) -> None:
         self.stream_interval = stream_interval
-        self._read_time = 0.0  # seconds, as the latest request has said
-        self._num_read = 0  # choices that have begun, of the streams with a reader that go on
+        self.num_read = 0  # choices that have begun, of the streams with a reader that go on
         self._lock = threading.Lock()
 
     def stream(self, read_time: float | None) -> StreamPace | None:
-        """For a request's choices. None: no token waits."""
-        if read_time is not None:
-            self._read_time = read_time
-        elif self.stream_interval == 1:
+        """For a request's choices; `read_time` in seconds. None: no token waits."""
+        if read_time is None and self.stream_interval == 1:
             return None
-        return StreamPace(self, has_reader=read_time is not None)
-
-    @property
-    def gap(self) -> float:
-        """Seconds from one response of a choice that is read to its next one, at least."""
-        return self._num_read * self._read_time
+        return StreamPace(self, read_time)
 
     def count(self, change: int) -> None:
         """Of choices that are read."""
         with self._lock:
-            self._num_read += change
+            self.num_read += change
 
 
 class StreamPace:
     """One request's: holds tokens of each choice until they are due. For any thread."""
 
-    __slots__ = ("_due_at", "_ended", "_has_reader", "_held", "_lock", "_pace")
+    __slots__ = ("_due_at", "_ended", "_held", "_lock", "_pace", "_read_time")
 
-    def __init__(self, pace: Pace, *, has_reader: bool) -> None:
+    def __init__(self, pace: Pace, read_time: float | None) -> None:
         self._pace = pace
-        self._has_reader = has_reader
+        self._read_time = read_time
         self._due_at: dict[int, float] = {}  # by uid, the last time
         self._held: dict[int, list[RequestOutput]] = {}  # by uid, what has come since
         self._ended = False
@@ -84,12 +77,12 @@ class StreamPace:
     def end(self) -> None:
         """The stream has ended, though outputs may still come."""
         with self._lock:
-            if self._has_reader and not self._ended:
+            if self._read_time is not None and not self._ended:
                 self._pace.count(-len(self._due_at))
             self._ended = True
 
     def _begin(self) -> None:
-        if self._has_reader and not self._ended:
+        if self._read_time is not None and not self._ended:
             self._pace.count(1)
 
     def _taken(self) -> list[RequestOutput]:
@@ -98,6 +91,6 @@ class StreamPace:
         return held
 
     def _is_due(self, held: list[RequestOutput], waited: float) -> bool:
-        if self._has_reader and waited < self._pace.gap:
+        if self._read_time is not None and waited < self._pace.num_read * self._read_time:
             return False
         return sum(len(output.token_ids) for output in held) >= self._pace.stream_interval
