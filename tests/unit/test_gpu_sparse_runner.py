@@ -175,7 +175,7 @@ def test_probes_come_with_the_step_behind_their_copy(
 
 
 def test_a_nan_is_counted_wherever_it_comes_from(served: Callable[[Kind], Served]) -> None:
-    """The masks of a CPU let it through, the kernels leave it out: neither passes it over."""
+    """By either runner, in every product: and it shows in what the product gives."""
     gpu, cpu = served(GpuRunner), served(ModelRunner)
     rows, masked = gpu.runner.sparse_rows, cpu.runner._masked
     places = [
@@ -186,7 +186,8 @@ def test_a_nan_is_counted_wherever_it_comes_from(served: Callable[[Kind], Served
     for index, name, width in places:
         x = torch.ones(2, width, dtype=torch.bfloat16, device=cases.DEVICE)
         x[1, width // 2] = math.nan
-        rows.layers[index][name](x)
+        y = rows.layers[index][name](x)
+        assert y.isnan().any(1).tolist() == [False, True]
         assert masked(Site(index, name), x)[1].isnan().sum() == 1
     with gpu.runner.computing():
         rows.record(2)

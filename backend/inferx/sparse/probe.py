@@ -5,30 +5,31 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from inferx_kernels.sparse import FIGURES
 from torch import Tensor
 
 from inferx.model.upload import Download
 from inferx.paths.probe import StepProbe
 
-STEPS = 64  # that the ring holds
-COPY_EVERY = 8  # steps; divides STEPS
-FIGURES = 4  # of a site: masked share, union density, masked energy, number of broken inputs
+COPY_EVERY = 8  # steps
 
 
 def figures(x: Tensor, dropped: Tensor) -> Tensor:
     """What sites of one width show: x and dropped: [num_sites, num_tokens, channels], dropped true
-    where a channel is masked -> [num_sites, FIGURES] float32. The reference of the kernels' probe.
+    where a channel is masked -> [num_sites, FIGURES] float32. The same as the kernels'
+    `summarize_counts` of what their products count.
     """
     total, kept = (
         torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float32).square()
         for tensor in (x, x.masked_fill(dropped, 0))
     )
-    energy = 1 - kept / total.clamp_min(torch.finfo(torch.float32).tiny)
+    is_sound = (total > 0) & total.isfinite()
+    energy = torch.where(is_sound, 1 - kept / total, 0.0)
     columns = [
         dropped.mean((1, 2), dtype=torch.float32),
         1 - dropped.all(1).mean(1, dtype=torch.float32),
         energy.mean(1),
-        (~((total > 0) & total.isfinite())).sum(1),
+        (~is_sound).sum(1),
     ]
     return torch.stack(columns, 1)
 
@@ -65,21 +66,18 @@ class ProbeRing:
 
     def __init__(self, num_sites: int, device: torch.device) -> None:
         self.current = torch.zeros(num_sites, FIGURES, device=device)
-        self._ring = torch.zeros(STEPS, num_sites, FIGURES, device=device)
-        self._place = 0  # in the ring, of the next step
+        # Filled again while a copy is under way: on the device that comes behind the copy
+        self._ring = torch.zeros(COPY_EVERY, num_sites, FIGURES, device=device)
         self._steps: list[_Step] = []  # since the last copy
         self._copies: list[ProbeCopy] = []  # that nobody has taken
 
     def push(self, step: int, sparsity: float, num_tokens: int) -> None:
         """Keeps `current`, which is this step's; every COPY_EVERY steps leave the device."""
-        self._ring[self._place].copy_(self.current)
-        self._place += 1
+        self._ring[len(self._steps)].copy_(self.current)
         self._steps.append(_Step(step, sparsity, num_tokens))
         if len(self._steps) == COPY_EVERY:
-            download = Download([self._ring[self._place - COPY_EVERY : self._place]])
-            self._copies.append(ProbeCopy(download, self._steps))
+            self._copies.append(ProbeCopy(Download([self._ring]), self._steps))
             self._steps = []
-            self._place %= STEPS
 
     def take(self) -> list[ProbeCopy]:
         """The copies that were made since the last call."""
