@@ -9,6 +9,7 @@ from inferx_kernels import sparse
 from inferx_kernels.linear import PackedLinear, column_norms, pack_linear
 from inferx_kernels.sparse import COUNTS, Counters, SparseLinear, Threshold, pack_sparse
 from inferx_kernels.triton.sparse_linear import sparse_linear
+from inferx_kernels.triton.sparse_tuning import sparse_config
 from torch import Tensor
 
 HIDDEN, FFN, EPS = 4096, 14_336, 1e-5
@@ -90,14 +91,16 @@ def test_a_chain_of_dependent_launches_gives_the_same_bits_every_time(dtype: tor
 
 @pytest.mark.parametrize("dtype", WEIGHTS)
 def test_only_what_is_kept_is_read(dtype: torch.dtype) -> None:
-    """Behind each program's first channels, weights that no token keeps may hold anything."""
+    """Behind each program's first channels, 128 at most, weights that no token keeps may hold
+    anything."""
     plain = weight(HIDDEN, FFN, dtype)
     packed: SparseLinear = pack_sparse(plain)
     x = cases.randn(2, FFN)
     limit = threshold(0.67)
     wanted = sparse_linear(x, packed, limit)
     unread = ~(x.float().abs() > limit.value).any(0)
-    unread &= torch.arange(FFN, device=cases.DEVICE) % 512 >= 128
+    config = sparse_config(len(x), HIDDEN, FFN, dtype.itemsize)
+    unread &= torch.arange(FFN, device=cases.DEVICE) % config.k_part >= 128
     packed.weight.view(torch.uint8)[unread] = 0xFF  # NaN
     assert unread.any()
     assert torch.equal(sparse_linear(x, packed, limit), wanted)
