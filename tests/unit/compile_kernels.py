@@ -12,7 +12,7 @@ import torch
 import triton
 from inferx_kernels.linear import PackedLinear
 from inferx_kernels.rope import Rotation
-from inferx_kernels.sparse import COUNTS, FIGURES, Counters, Threshold, pack_sparse
+from inferx_kernels.sparse import COUNTS, FIGURES, Counters, SparseLinear, Threshold, pack_sparse
 from inferx_kernels.triton import (
     attention,
     device,
@@ -72,22 +72,27 @@ def compile_linears() -> None:
     linear.skinny_linear(x, torch.zeros(1536, 576, dtype=BF16), silu_mul=True)
 
 
+def sparse_weight(features: int, dtype: torch.dtype, *, is_gated: bool = False) -> SparseLinear:
+    bias, scale = torch.zeros(features, dtype=BF16), torch.zeros(features)
+    weight = torch.zeros(features, 576, dtype=dtype)
+    packed = PackedLinear(weight, bias, False, scale if dtype is E4M3 else None)
+    return pack_sparse(packed, is_gated=is_gated)
+
+
 def compile_sparse_linears() -> None:
     counters = Counters(torch.zeros(64, 4, COUNTS), torch.zeros(1, dtype=torch.int32))
     for num_tokens, dtype in ((1, BF16), (4, BF16), (1, E4M3), (4, E4M3)):
         x = torch.zeros(num_tokens, 576, dtype=BF16)
-        scale = torch.zeros(1552) if dtype is E4M3 else None
-        packed = PackedLinear(torch.zeros(1552, 576, dtype=dtype), x.new_zeros(1552), False, scale)
-        for is_gated in (False, True):
+        sparse_linear.sparse_linear(
+            x, sparse_weight(1552, dtype), Threshold(torch.zeros(1)),
+            residual=x.new_zeros(num_tokens, 1552),
+        )  # fmt: skip
+        for features in (1552, 8208):  # other sizes are chosen for more than 8192
             sparse_linear.sparse_linear(
-                x,
-                pack_sparse(packed, is_gated=is_gated),
-                Threshold(torch.zeros(1), torch.zeros(576) if is_gated else None),
-                norm_weight=x[0] if is_gated else None,
-                eps=1e-5,
-                residual=None if is_gated else x.new_zeros(num_tokens, 1552),
-                counters=counters if is_gated else None,
-            )
+                x, sparse_weight(features, dtype, is_gated=True),
+                Threshold(torch.zeros(1), torch.zeros(576)),
+                norm_weight=x[0], eps=1e-5, counters=counters,
+            )  # fmt: skip
     sites, widths = torch.zeros(64, dtype=torch.int64), torch.zeros(64)
     for num_tokens in (1, 4):
         counts = counters.ring[:, :num_tokens]
