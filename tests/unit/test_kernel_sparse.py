@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import kernel_cases as cases
 import pytest
 import torch
@@ -15,6 +17,7 @@ from inferx_kernels.sparse import (
     Threshold,
     pack_sparse,
 )
+from inferx_kernels.triton import sparse_linear as launcher
 from inferx_kernels.triton.sparse_linear import sparse_linear
 from inferx_kernels.triton.sparse_summary import summarize_counts
 from inferx_kernels.triton.sparse_tuning import SparseConfig
@@ -22,6 +25,17 @@ from torch import Tensor
 
 WIDTH, FEATURES = 88, 80  # a part of 64 and one of 24; 1.25 tiles of 64
 CONFIG = SparseConfig(block_n=64, k_part=64, rows=2, num_warps=1)
+
+
+class Unlaunched:
+    """In a kernel's place: keeps the grids that it would be launched with."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, int]] = []
+
+    def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+        self.grids.append(grid)
+        return lambda *arguments, **options: None
 
 
 def weight(is_fp8: bool, has_bias: bool = False, width: int = WIDTH) -> PackedLinear:
@@ -139,6 +153,23 @@ def test_the_sizes_that_are_chosen_by_default_work_for_a_small_model() -> None:
     packed, x = pack_sparse(weight(False, width=576)), cases.randn(1, 576)
     y = sparse_linear(x, packed, threshold(0.6))
     assert cases.distance(y, sparse.sparse_linear(x, packed, threshold(0.6))) < cases.ROUNDING
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, cases.E4M3])
+@pytest.mark.parametrize(("hidden", "ffn"), [(4096, 14_336), (8192, 28_672)])
+def test_the_scratch_memory_has_room_for_the_products_of_8b_and_70b(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int, dtype: torch.dtype, hidden: int, ffn: int
+) -> None:
+    """Sizes alone: nothing is launched, and memory that nobody touches costs none."""
+    launched = Unlaunched()
+    monkeypatch.setattr(launcher, "sparse_gemv_kernel", launched)
+    shapes = [(hidden + 2048, hidden), (hidden, hidden), (2 * ffn, hidden), (hidden, ffn)]
+    for features, width in shapes:
+        packed = SparseLinear(torch.empty(width, features, dtype=dtype), None, None, False)
+        x = torch.empty(num_tokens, width, dtype=torch.bfloat16)
+        sparse_linear(x, packed, Threshold(torch.zeros(1)))
+    assert len(launched.grids) == len(shapes)  # none was refused
 
 
 def test_packing_alternates_gate_and_up() -> None:
