@@ -32,8 +32,8 @@ class SparseLinear(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """What a channel's score has to exceed. Both are read on the device at each call, so that a
-    change of their numbers reaches captured graphs."""
+    """A channel is left out where its score is up to `value`. Both are read on the device at each
+    call, so that a change of their numbers reaches captured graphs."""
 
     value: Tensor  # [1] fp32
     column_norms: Tensor | None = None  # [in_features] fp32: scores are |x| times these
