@@ -255,3 +255,14 @@ def test_weights_that_no_sparse_kernel_takes_are_refused_at_load(
 ) -> None:
     with pytest.raises(ModelLoadError, match=r"cannot be served sparsely: .*float16"):
         Served(GpuRunner, source, dtype="float16")
+
+
+def test_copies_that_do_not_fit_are_refused_at_load(
+    source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("inferx.model.gpu.masked.pack_sparse", full)
+    with pytest.raises(ModelLoadError, match="second copies of weights that sparse steps read"):
+        Served(GpuRunner, source)

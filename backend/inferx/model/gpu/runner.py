@@ -159,3 +159,9 @@ def _rows(loaded: LoadedModel, model: LlamaForCausalLM) -> GpuRows | None:
         return GpuRows(loaded.calibrations, model, loaded.device)
     except ValueError as error:
         raise load_error(loaded.source, f"it cannot be served sparsely: {error}") from None
+    except torch.OutOfMemoryError:
+        raise load_error(
+            loaded.source,
+            "the GPU's memory does not suffice for the second copies of weights that sparse steps "
+            "read: set sparsity to 'off'",
+        ) from None
