@@ -6,7 +6,7 @@ import pytest
 import torch
 from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
-from inferx.model.gpu.attention import AttentionShape
+from inferx.model.gpu.attention import AttentionShape, prompt_rows
 from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.mixed_graphs import LARGEST, MOST_PROMPTS, MixedGraphs, step_sizes
@@ -82,3 +82,24 @@ def test_long_contexts_whose_pages_would_be_copied_take_none() -> None:
     assert e4m3.size_for(plan(10, (310, 279))) == 300
     assert e4m3.size_for(plan(10, (322, 279))) is None
     assert e4m3.size_for(plan(10, (900, 100))) == 128  # too small to be copied
+
+
+@pytest.mark.parametrize(("num_keys", "is_copied"), [(40, True), (41, False)])
+def test_no_more_keys_are_copied_than_there_is_memory_for(num_keys: int, is_copied: bool) -> None:
+    """As of rows that share a long prefix."""
+    rows = prompt_rows(
+        torch.tensor([0, 150, 300], dtype=torch.int32),
+        torch.tensor([num_keys - 20, 20], dtype=torch.int32),
+        torch.zeros(2, 4, dtype=torch.int32),
+        num_tokens=300,
+        num_keys=num_keys,
+        max_seq_len=num_keys,
+        most_copied=40,
+        dtype=torch.float8_e4m3fn,
+    )
+    assert (rows.widened is not None) is is_copied
+
+
+def test_any_one_row_may_be_copied() -> None:
+    assert Limits(max_num_seqs=4, budget=64, max_model_len=1000, block_size=16).most_copied == 1000
+    assert Limits(max_num_seqs=4, budget=64, max_model_len=100, block_size=16).most_copied == 512

@@ -43,8 +43,7 @@ def sparse_linear(
     tiles, parts = cdiv(features, config.block_n), cdiv(width, config.k_part)
     slots = config.num_warps * _WARP * _LOAD // (config.block_n * itemsize)
     pad = next_power_of_2(slots * config.rows)
-    block_part = next_power_of_2(config.k_part)
-    length = block_part + pad
+    length = config.k_part + pad
     # The lists, as words of 4 bytes; the other tokens' activations; the parts.
     sizes = (2 * length, (num_tokens - 1) * length, num_tokens * config.block_n)
     sizes = tuple(tiles * parts * size for size in sizes)
@@ -84,7 +83,7 @@ def sparse_linear(
         SLOTS=slots,
         ROWS=config.rows,
         SPLIT_K=parts,
-        BLOCK_PART=block_part,
+        BLOCK_PART=next_power_of_2(config.k_part),
         BLOCK_K=next_power_of_2(width),
         PAD=pad,
         LENGTH=length,

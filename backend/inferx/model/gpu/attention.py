@@ -83,6 +83,13 @@ def widens(num_tokens: int, dtype: torch.dtype) -> bool:
     return dtype == torch.float8_e4m3fn and num_tokens >= _WIDEN_FROM
 
 
+def copy_bytes(num_keys: int, pages: KVCache, dtype: torch.dtype) -> int:
+    """What such a copy of a layer's pages takes."""
+    if not widens(_WIDEN_FROM, pages.k.dtype):
+        return 0
+    return 2 * num_keys * pages.k[0, 0].numel() * dtype.itemsize
+
+
 def prompt_rows(
     query_start: Tensor,
     seq_lens: Tensor,
@@ -91,12 +98,13 @@ def prompt_rows(
     num_tokens: int,
     num_keys: int,
     max_seq_len: int,
+    most_copied: int,
     dtype: torch.dtype,
 ) -> PromptRows:
     """num_tokens: of the prompts in this step; num_keys, max_seq_len: the sum and the largest of
-    seq_lens, or more; dtype: of the pages."""
+    seq_lens, or more; most_copied: keys whose copy there is memory for; dtype: of the pages."""
     widened = None
-    if widens(num_tokens, dtype):
+    if widens(num_tokens, dtype) and num_keys <= most_copied:
         widened = plan_widen(seq_lens, num_tokens=num_keys, max_seq_len=max_seq_len)
     return PromptRows(query_start, seq_lens, block_table, widened)
 

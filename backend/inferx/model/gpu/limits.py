@@ -14,6 +14,12 @@ class Limits(NamedTuple):
     max_model_len: int
     block_size: int  # tokens of a page
 
+    @property
+    def most_copied(self) -> int:
+        """Keys of prompts that a step copies from e4m3 pages. Rows that share a long prefix may
+        have any number of keys together, and are attended to in the pages themselves."""
+        return max(self.max_model_len, 8 * self.budget)
+
     @classmethod
     def of(cls, config: EngineConfig, loaded: LoadedModel) -> Limits:
         """By the settings and the model; how many pages there are is not known yet."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
 from inferx.model.gpu.attention import AttentionShape, StepAttention, prompt_rows
+from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.mixed_graphs import MixedGraphs
 from inferx.model.gpu.slots import Slots
@@ -20,12 +21,12 @@ class MixedSteps:
     """Small ones replay a graph; large ones, of which no two are alike, launch kernel by kernel."""
 
     def __init__(
-        self, slots: Slots, shape: AttentionShape, graphs: MixedGraphs, *, block_size: int
+        self, slots: Slots, shape: AttentionShape, graphs: MixedGraphs, limits: Limits
     ) -> None:
         self._state = slots.state
         self._shape = shape
         self._graphs = graphs
-        self._block_size = block_size
+        self._block_size, self._most_copied = limits.block_size, limits.most_copied
         self._device = slots.state.token_pool.device
 
     def forward(self, model: GpuLlama, plan: Plan, kv: list[KVCache]) -> Tensor:
@@ -63,6 +64,7 @@ class MixedSteps:
             num_tokens=num_tokens - decodes,
             num_keys=int(seq_lens[decodes:].sum()),
             max_seq_len=int(seq_lens[decodes:].max()),
+            most_copied=self._most_copied,
             dtype=kv[0].k.dtype,
         )
         return model.forward(StepAttention(inputs, decodes, decode_plans, prompts), kv)

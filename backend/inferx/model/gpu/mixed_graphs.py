@@ -152,6 +152,7 @@ class MixedGraphs:
                 num_tokens=size,
                 num_keys=_KEYS * size,
                 max_seq_len=min(_KEYS * size, max_model_len),
+                most_copied=_KEYS * size,
                 dtype=self._page_dtype,
             )
             step = StepAttention(inputs, decodes, plans, rows)

@@ -10,7 +10,7 @@ from inferx_kernels.triton.compilation import compiled_together
 
 from inferx.engine.plan import NewRow, Plan
 from inferx.engine.sampling import SamplingParams
-from inferx.model.gpu.attention import AttentionShape
+from inferx.model.gpu.attention import AttentionShape, copy_bytes
 from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.llama import GpuLlama
 from inferx.model.gpu.masked import GpuRows
@@ -41,7 +41,7 @@ class Rehearsal:
         assert isinstance(loaded.model, LlamaForCausalLM)
         self._steps, self._rows = steps, rows
         self._model, self._dtype, self._device = loaded.model, loaded.dtype, loaded.device
-        self._plan = largest_step(limits)
+        self._plan, self._most_copied = largest_step(limits), limits.most_copied
         num_pages = sum(len(pages) for _, _, pages in self._plan.block_updates)
         self._pages = loaded.pages(num_pages, limits.block_size)
 
@@ -58,11 +58,12 @@ class Rehearsal:
                 self._steps.launch_all("sparse", masked, kv)
 
     def activation_bytes(self, model: GpuLlama) -> int:
-        """What the largest step and the graphs take beside weights and pages."""
+        """What the largest step and the graphs take beside weights and pages. Its prompts begin;
+        those with much before them copy more keys."""
         kv = [self._pages] * model.num_layers
-        return self._taken(lambda: self._steps.run(self._plan, model, kv)) + self._taken(
-            lambda: self._steps.launch_largest_mixed(model, kv)
-        )
+        step = self._taken(lambda: self._steps.run(self._plan, model, kv))
+        graphs = self._taken(lambda: self._steps.launch_largest_mixed(model, kv))
+        return step + graphs + copy_bytes(self._most_copied, self._pages, self._dtype)
 
     def _taken(self, run: Callable[[], object]) -> int:
         torch.cuda.empty_cache()

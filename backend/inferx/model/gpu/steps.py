@@ -56,9 +56,7 @@ class Steps:
             hidden_size=loaded.config.hidden_size,
             dtype=loaded.dtype,
         )
-        self._mixed = MixedSteps(
-            self._slots, shape, self._mixed_graphs, block_size=limits.block_size
-        )
+        self._mixed = MixedSteps(self._slots, shape, self._mixed_graphs, limits)
         self._decodes = DecodeGraphs(
             self._slots,
             self._sampler,
