@@ -80,7 +80,7 @@ class Rows:
         self._scoring = Scoring(windowed.model, "magnitude")
         counting = ScoreHistograms([self._scoring])
         for window in found_on:
-            windowed.start(window)
+            windowed.start([window])
             windowed.hidden(counting)
         [histograms] = counting.found
         self._rules = {target: self._rule(histograms, target) for target in targets}
@@ -95,7 +95,7 @@ class Rows:
     def _row(self, target: float, judged_on: list[Window]) -> SparseRow:
         seen = Recorded(self._rules[target])
         for window in judged_on:
-            self._windowed.start(window)
+            self._windowed.start([window])
             self._windowed.hidden(Masked(seen))
         places = sites(self._windowed.config)
         shares, energies = [seen.share(s) for s in places], [seen.energy(s) for s in places]
@@ -107,14 +107,14 @@ class Rows:
     @torch.inference_mode()
     def trace(self, window: Window, target: float) -> Trace:
         seen = _Seen(self._rules[target])
-        self._windowed.start(window)
+        self._windowed.start([window])
         hidden = self._windowed.hidden(seen)
         stacked = [torch.stack(kept, 1).numpy() for kept in (seen.shares, seen.energies)]
         return Trace(*stacked, self._surprises(hidden, window))
 
     @torch.inference_mode()
     def dense(self, window: Window) -> Array:
-        self._windowed.start(window)
+        self._windowed.start([window])
         return self._surprises(self._windowed.hidden(), window)
 
     def _surprises(self, hidden: Tensor, window: Window) -> Array:

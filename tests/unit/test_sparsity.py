@@ -88,8 +88,8 @@ def test_masking_nothing_changes_nothing(tiny, text):
     _, windowed = tiny
     [window, _] = text.whole(ENOUGH)
     rule = Recorded(TopK(0.0))
-    windowed.start(window)
-    assert windowed.surprise(Masked(rule)) == windowed.surprise()
+    windowed.start([window])
+    assert windowed.surprises(Masked(rule)) == windowed.surprises()
     assert rule.model_share(windowed.config) == 0.0
 
 
@@ -122,19 +122,19 @@ def test_a_windows_context_is_dense_whatever_is_masked_behind_it(tiny, text):
     _, windowed = tiny
     seen = Recorded(TopK(1.0))
     first, second = text.whole(ENOUGH)
-    windowed.start(first)
-    before = windowed.surprise()
-    windowed.surprise(Masked(seen))
-    assert windowed.surprise() == before
-    windowed.start(second)
-    assert windowed.surprise() != before
+    windowed.start([first])
+    before = windowed.surprises()
+    windowed.surprises(Masked(seen))
+    assert windowed.surprises() == before
+    windowed.start([second])
+    assert windowed.surprises() != before
     assert seen.share(Site(1, "down")) == Summary(1.0, 0.0)
 
 
 def test_a_window_gives_what_the_whole_of_it_gives_at_once(tiny, text):
     _, windowed = tiny
     [window, _] = text.whole(ENOUGH)
-    windowed.start(window)
+    windowed.start([window])
     run = PagedRun(windowed.model)
     with torch.inference_mode():
         logits = run.step({"window": window})["window"]
@@ -144,10 +144,10 @@ def test_a_window_gives_what_the_whole_of_it_gives_at_once(tiny, text):
 
 def test_a_block_is_a_layer_of_the_forward_pass(tiny, text):
     _, windowed = tiny
-    windowed.start(text.whole(ENOUGH)[0])
+    windowed.start(text.whole(ENOUGH))
     x = windowed.embed()
     for index in range(2):
-        x = windowed.block(index, x)
+        x = windowed.fed_forward(index, *windowed.attended(index, x))
     assert torch.equal(windowed.model.norm(x), windowed.hidden())
 
 
@@ -158,10 +158,10 @@ def test_the_search_takes_from_the_product_that_costs_least_until_another_costs_
     saved = {"qkv": 0.25, "o": 0.25, "gate_up": 0.25, "down": 0.25}
     price = {"qkv": 1.0, "o": 1.0, "gate_up": 4.0, "down": 4.0}
 
-    def error(shares):
-        return sum(price[name] * share**2 for name, share in shares.items())
+    def errors(trials):
+        return [sum(price[name] * share**2 for name, share in one.items()) for one in trials]
 
-    [low, high] = greedy_split(error, saved, [2 * STEP, 10 * STEP])
+    [low, high] = greedy_split(errors, saved, [2 * STEP, 10 * STEP])
     # squares are cheapest where price times share is equal: 4 to 1
     assert low == pytest.approx({"qkv": 4 * STEP, "o": 4 * STEP, "gate_up": 0, "down": 0})
     assert high == pytest.approx(
@@ -172,7 +172,7 @@ def test_the_search_takes_from_the_product_that_costs_least_until_another_costs_
 @pytest.mark.parametrize("target", [0.01, 0.25, 0.33, 0.65])
 def test_the_search_reaches_its_target_exactly(target):
     saved = {"qkv": 0.15, "o": 0.1, "gate_up": 0.5, "down": 0.25}
-    [shares] = greedy_split(lambda shares: max(shares.values()), saved, [target])
+    [shares] = greedy_split(lambda trials: [max(t.values()) for t in trials], saved, [target])
     assert sum(saved[name] * share for name, share in shares.items()) == pytest.approx(target)
 
 

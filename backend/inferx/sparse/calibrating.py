@@ -24,7 +24,7 @@ from inferx.sparse.masking import Masked, Recorded, Rule, Scores, Scoring, Thres
 from inferx.sparse.measuring import Progress, ScoreHistograms
 from inferx.sparse.search import Shares, layer_splits, thresholds
 from inferx.sparse.statistics import Histogram
-from inferx.sparse.windows import COUNTED, Window, WindowedModel, data_hash
+from inferx.sparse.windows import COUNTED, Window, WindowedModel, batches, data_hash
 
 TARGETS = (0.25, 0.4, 0.5)
 
@@ -57,10 +57,12 @@ def count_scores(
 ) -> list[dict[Site, Histogram]]:
     """A histogram for each site, by scoring. Raises SparsityError where one is not finite."""
     counting = ScoreHistograms(scorings)
-    for number, window in enumerate(texts):
-        windowed.start(window)
+    done = 0
+    for batch in batches(texts):
+        windowed.start(batch)
         windowed.hidden(counting)
-        progress("counting activations", number + 1, len(texts))
+        done += len(batch)
+        progress("counting activations", done, len(texts))
     return counting.found
 
 
@@ -73,13 +75,16 @@ def surprises(
     """A token's mean -log p, by window: without masks, and by rule."""
     dense: list[float] = []
     masked: list[list[float]] = [[] for _ in rules]
-    steps = len(texts) * (1 + len(rules))
-    for number, window in enumerate(texts):
-        windowed.start(window)
-        dense.append(windowed.surprise())
-        for done, (rule, found) in enumerate(zip(rules, masked, strict=True)):
-            found.append(windowed.surprise(Masked(rule)))
-            progress("scoring text", number * (1 + len(rules)) + done + 2, steps)
+    done, steps = 0, len(texts) * (1 + len(rules))
+    for batch in batches(texts):
+        windowed.start(batch)
+        dense += windowed.surprises()
+        done += len(batch)
+        progress("scoring text", done, steps)
+        for rule, found in zip(rules, masked, strict=True):
+            found += windowed.surprises(Masked(rule))
+            done += len(batch)
+            progress("scoring text", done, steps)
     return dense, masked
 
 

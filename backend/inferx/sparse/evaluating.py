@@ -13,7 +13,7 @@ from inferx.model.activations import PROJECTIONS
 from inferx.perplexity import Growth
 from inferx.sparse.calibrating import count_scores, find_splits, surprises
 from inferx.sparse.calibration import Calibration
-from inferx.sparse.masking import Recorded, Rule, Scoring, Thresholds, TopK
+from inferx.sparse.masking import Counted, Rule, Scoring, Thresholds, TopK
 from inferx.sparse.measuring import Progress
 from inferx.sparse.search import thresholds
 from inferx.sparse.windows import COUNTED, Window, WindowedModel, data_hash
@@ -60,7 +60,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 class _Planned(NamedTuple):
     way: Way
     target: float
-    rule: Recorded
+    rule: Counted
 
 
 class Evaluator:
@@ -81,7 +81,7 @@ class Evaluator:
     ) -> Evaluation:
         """targets: in rising order. Raises SparsityError where an activation is not finite."""
         planned = [
-            _Planned(way, target, Recorded(rule))
+            _Planned(way, target, Counted(rule))
             for way, target, rule in self._rules(targets, calibration)
         ]
         rules = [one.rule for one in planned]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+import torch
 from inferx_kernels import ops
 from torch import Tensor
 
@@ -85,8 +86,19 @@ class Thresholds:
         return threshold_mask(self._scoring(site, x), self._values[site])
 
 
-class Recorded:
-    """A rule, and account of how much it masks.
+class Several:
+    """Rules of a batch's equal parts, one after another."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+
+    def __call__(self, site: Site, x: Tensor) -> Tensor:
+        parts = x.chunk(len(self._rules))
+        return torch.cat([rule(site, part) for rule, part in zip(self._rules, parts, strict=True)])
+
+
+class Counted:
+    """A rule, and account of how many channels it masks.
 
     The masked share of a token's channels is S of the threshold where scores are magnitudes.
     """
@@ -94,27 +106,38 @@ class Recorded:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._shares: dict[Site, Moments] = defaultdict(Moments)
-        self._energies: dict[Site, Moments] = defaultdict(Moments)
 
     def __call__(self, site: Site, x: Tensor) -> Tensor:
         kept = self._rule(site, x)
         self._shares[site].add(masked_share(kept))
-        self._energies[site].add(masked_energy(x, kept))
         return kept
 
     def share(self, site: Site) -> Summary:
         """Over tokens."""
         return self._shares[site].summary()
 
-    def energy(self, site: Site) -> Summary:
-        """rho, over tokens."""
-        return self._energies[site].summary()
-
     def model_share(self, config: ModelConfig) -> float:
         """The share of the layers' weights that a token did not read, a mean over tokens."""
         by_projection = weight_shares(config)
         found = [by_projection[site.projection] * self.share(site).mean for site in sites(config)]
         return sum(found) / config.num_layers
+
+
+class Recorded(Counted):
+    """Of what the rule masks the energy too, which takes as long as all else that masks do."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule)
+        self._energies: dict[Site, Moments] = defaultdict(Moments)
+
+    def __call__(self, site: Site, x: Tensor) -> Tensor:
+        kept = super().__call__(site, x)
+        self._energies[site].add(masked_energy(x, kept))
+        return kept
+
+    def energy(self, site: Site) -> Summary:
+        """rho, over tokens."""
+        return self._energies[site].summary()
 
 
 class Masked:

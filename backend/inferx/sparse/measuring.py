@@ -13,7 +13,7 @@ from inferx.model.activations import Projection, Site
 from inferx.sparse.definitions import sparsity
 from inferx.sparse.masking import Scoring, sites
 from inferx.sparse.statistics import Histogram, Moments, Summary
-from inferx.sparse.windows import COUNTED, Window, WindowedModel
+from inferx.sparse.windows import COUNTED, Window, WindowedModel, batches
 
 Progress = Callable[[str, int, int], None]  # what is being done, steps done, of how many
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -86,10 +86,12 @@ def measure(
 ) -> Measurement:
     """Raises SparsityError where an activation is not finite."""
     magnitudes = Magnitudes(thresholds)
-    for number, window in enumerate(texts):
-        windowed.start(window)
+    done = 0
+    for batch in batches(texts):
+        windowed.start(batch)
         windowed.hidden(magnitudes)
-        progress("measuring activations", number + 1, len(texts))
+        done += len(batch)
+        progress("measuring activations", done, len(texts))
     found = [magnitudes.of(site) for site in sites(windowed.config)]
     return Measurement(name, windowed.dtype, COUNTED * len(texts), found)
 

@@ -8,17 +8,21 @@ least keeps it. Layers are searched one after another, each on the dense output 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
 
+import torch
 from torch import Tensor
 
 from inferx.model.activations import PROJECTIONS, Projection, Site
-from inferx.sparse.masking import Masked, Scoring, Thresholds, weight_shares
+from inferx.sparse.masking import Masked, Scoring, Several, Thresholds, weight_shares
 from inferx.sparse.statistics import Histogram
 from inferx.sparse.windows import Window, WindowedModel
 
 STEP = 0.025  # of a layer's weights
 _MOST = 0.98  # of a product's channels
 _ROUNDING = 1e-9
+_HALVES = 4  # a step takes three, and the next one takes them again or begins with one of them
 
 Shares = dict[Projection, float]  # of channels, masked
 
@@ -35,21 +39,24 @@ def layer_splits(
     histograms: of the scores, by site; window: what the layers' outputs are compared on.
     """
     saved = weight_shares(windowed.config)
-    windowed.start(window)
+    windowed.start([window])
     x = windowed.embed()
     for index in range(windowed.config.num_layers):
-        layer = _LayerError(windowed, index, x, scoring, histograms)
+        layer = _LayerErrors(windowed, index, x, scoring, histograms)
         yield greedy_split(layer, saved, targets)
         x = layer.dense
 
 
 def greedy_split(
-    error: Callable[[Shares], float], saved: Mapping[Projection, float], targets: Sequence[float]
+    errors: Callable[[Sequence[Shares]], Sequence[float]],
+    saved: Mapping[Projection, float],
+    targets: Sequence[float],
 ) -> list[Shares]:
     """The shares with which a layer reaches each target: a share of its weights that is not read.
 
-    error: what some shares do to the layer's output; saved: each product's part of the layer's
-    weights; targets: in rising order, up to 0.65. Each step but the last before a target is STEP.
+    errors: what each of some shares does to the layer's output; saved: each product's part of the
+    layer's weights; targets: in rising order, up to 0.65. Each step but the last before a target
+    is STEP.
     """
     shares: Shares = dict.fromkeys(PROJECTIONS, 0.0)
     total = 0.0
@@ -59,14 +66,17 @@ def greedy_split(
             step = min(STEP, target - total)
             sparser = [(name, shares[name] + step / saved[name]) for name in PROJECTIONS]
             trials = [{**shares, name: share} for name, share in sparser if share <= _MOST]
-            shares = min(trials, key=error)
+            shares = min(zip(errors(trials), trials, strict=True), key=itemgetter(0))[1]
             total += step
         found.append(shares)
     return found
 
 
-class _LayerError:
-    """The squared distance of a layer's output from its dense one."""
+class _LayerErrors:
+    """The squared distance of a layer's output from its dense one, for each of some shares.
+
+    Most of them differ in the layer's second half alone, and share the first.
+    """
 
     def __init__(
         self,
@@ -78,13 +88,23 @@ class _LayerError:
     ) -> None:
         self._windowed, self._index, self._x = windowed, index, x
         self._scoring, self._histograms = scoring, histograms
-        self.dense = windowed.block(index, x)
+        self._attended = lru_cache(_HALVES)(self._attend)
+        self.dense = windowed.fed_forward(index, *windowed.attended(index, x))
 
-    def __call__(self, shares: Shares) -> float:
-        values = thresholds(self._histograms, {self._index: shares})
-        masked = Masked(Thresholds(self._scoring, values))
-        found = self._windowed.block(self._index, self._x, masked)
-        return (found - self.dense).float().square().sum().item()
+    def __call__(self, trials: Sequence[Shares]) -> list[float]:
+        halves = [self._attended(shares["qkv"], shares["o"]) for shares in trials]
+        normed, residual = (torch.cat(parts) for parts in zip(*halves, strict=True))
+        masked = Masked(Several([self._rule(shares) for shares in trials]))
+        found = self._windowed.fed_forward(self._index, normed, residual, masked)
+        apart = found.view(len(trials), -1) - self.dense.flatten()
+        return apart.float().square_().sum(1).tolist()
+
+    def _attend(self, qkv: float, o: float) -> tuple[Tensor, Tensor]:
+        rule = self._rule({"qkv": qkv, "o": o})
+        return self._windowed.attended(self._index, self._x, Masked(rule))
+
+    def _rule(self, shares: Shares) -> Thresholds:
+        return Thresholds(self._scoring, thresholds(self._histograms, {self._index: shares}))
 
 
 def thresholds(

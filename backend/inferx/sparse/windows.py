@@ -18,13 +18,14 @@ from inferx.errors import SparsityError
 from inferx.model.activations import Activations
 from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.footprint import dtype_name
-from inferx.model.llama import LlamaForCausalLM
+from inferx.model.llama import LlamaForCausalLM, Step
 from inferx.model.loading import LoadedModel
 from inferx.perplexity import surprise, windows
 from inferx.text.tokenizer import Tokenizer
 
 WINDOW = 512  # tokens
 CONTEXT = 128  # of them
+BATCH = 4  # windows that are computed at once, so that threads wait less for each other
 COUNTED = WINDOW - CONTEXT
 _CHARACTERS = 16  # a token, at most, of any text worth measuring: more of the text is not encoded
 
@@ -64,8 +65,19 @@ def data_hash(texts: Sequence[Window]) -> str:
     return hashlib.sha256(array("q", [token for text in texts for token in text])).hexdigest()
 
 
+def batches(texts: Sequence[Window]) -> list[Sequence[Window]]:
+    return [texts[at : at + BATCH] for at in range(0, len(texts), BATCH)]
+
+
 class WindowedModel:
-    """A Llama-like model that computes one window at a time: `start` comes first."""
+    """A Llama-like model that computes up to BATCH windows at once: `start` comes first.
+
+    num_counted: COUNTED tokens of each of them, one window's after another's.
+    """
+
+    _windows: Sequence[Window]
+    _counted: ForwardBatch
+    _step: Step  # of the counted tokens
 
     def __init__(self, loaded: LoadedModel) -> None:
         assert isinstance(loaded.model, LlamaForCausalLM)
@@ -73,66 +85,75 @@ class WindowedModel:
         self.config = loaded.config
         self.dtype = dtype_name(loaded.dtype)
         self._device = loaded.device
-        shape = (1, WINDOW, self.config.num_kv_heads, self.config.head_dim)
+        shape = (BATCH, WINDOW, self.config.num_kv_heads, self.config.head_dim)
         self._kv = [
             KVCache(
                 *(torch.zeros(shape, dtype=loaded.kv_dtype, device=self._device) for _ in range(2))
             )
             for _ in range(self.config.num_layers)
         ]
-        self._context = self._batch(0, CONTEXT)
-        self._counted = self._batch(CONTEXT, WINDOW)
-        self._tokens: Window = []
 
-    def _batch(self, start: int, end: int) -> ForwardBatch:
-        """A window's tokens from start to end; their ids are still to come."""
+    def _batch(self, ids: Tensor, start: int, end: int) -> ForwardBatch:
+        """The windows' tokens from start to end; ids: [num_windows, WINDOW]."""
+        num_windows, length = len(ids), end - start
+        rows = torch.arange(num_windows, device=self._device).unsqueeze(1)
         places = torch.arange(start, end, device=self._device)
-        ends = [[0, end - start], [end]]
-        query_start, seq_lens = (
-            torch.tensor(numbers, dtype=torch.int32, device=self._device) for numbers in ends
-        )
         return ForwardBatch(
-            token_ids=places,
-            positions=places,
-            slot_mapping=places,
-            query_start=query_start,
-            seq_lens=seq_lens,
-            block_table=torch.zeros(1, 1, dtype=torch.int32, device=self._device),
-            logits_indices=places,
+            token_ids=ids[:, start:end].flatten(),
+            positions=places.repeat(num_windows),
+            slot_mapping=(rows * WINDOW + places).flatten(),
+            query_start=length * torch.arange(num_windows + 1, device=self._device).int(),
+            seq_lens=torch.full_like(rows[:, 0], end).int(),
+            block_table=rows.int(),
+            logits_indices=torch.arange(num_windows * length, device=self._device),
             num_decodes=0,
-            max_query_len=end - start,
+            max_query_len=length,
             max_seq_len=end,
         )
 
     @torch.inference_mode()
-    def start(self, window: Window) -> None:
-        """Computes the window's context; what follows is about the rest of it."""
-        ids = torch.tensor(window, device=self._device)
-        self._tokens = window[CONTEXT:]
-        self._counted = self._counted._replace(token_ids=ids[CONTEXT:])
-        self.model.forward(self._context._replace(token_ids=ids[:CONTEXT]), self._kv)
+    def start(self, windows: Sequence[Window]) -> None:
+        """Computes the windows' contexts; what follows is about the rest of them."""
+        self._windows = windows
+        ids = torch.tensor(windows, device=self._device)
+        self._counted = self._batch(ids, CONTEXT, WINDOW)
+        self._step = self.model.step(self._counted, self._kv[0])
+        self.model.forward(self._batch(ids, 0, CONTEXT), self._kv)
 
     @torch.inference_mode()
     def hidden(self, activations: Activations | None = None) -> Tensor:
-        """The final norm's output: [COUNTED, hidden_size]."""
+        """The final norm's output: [num_counted, hidden_size]."""
         return self.model.forward(self._counted, self._kv, activations)
 
     @torch.inference_mode()
-    def surprise(self, activations: Activations | None = None) -> float:
-        """The mean -log p of the tokens that follow counted ones."""
-        hidden = self.hidden(activations)
-        return surprise(hidden, self.model.logits, self._tokens) / (COUNTED - 1)
+    def surprises(self, activations: Activations | None = None) -> list[float]:
+        """By window, the mean -log p of the tokens that follow counted ones."""
+        hidden = self.hidden(activations).split(COUNTED)
+        return [
+            surprise(rows, self.model.logits, window[CONTEXT:]) / (COUNTED - 1)
+            for rows, window in zip(hidden, self._windows, strict=True)
+        ]
 
     def embed(self) -> Tensor:
-        """What the first layer gets: [COUNTED, hidden_size]."""
+        """What the first layer gets: [num_counted, hidden_size]."""
         return self.model.embed_tokens(self._counted.token_ids)
 
     @torch.inference_mode()
-    def block(self, index: int, x: Tensor, activations: Activations | None = None) -> Tensor:
-        """One layer with its norms and residual additions, on [COUNTED, hidden_size]."""
+    def attended(
+        self, index: int, x: Tensor, activations: Activations | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The first half of a layer, on [num_counted, hidden_size]: what its MLP gets, and the
+        residual that the MLP's output is added to."""
         layer, kv = self.model.layers[index], self._kv[index]
-        step = self.model.step(self._counted, kv, activations)
+        step = self._step._replace(activations=activations)
         residual = x.clone()
-        attended = layer.attention(layer.input_norm(x), step, kv)
-        normed = layer.post_attention_norm.add(attended, residual)
-        return residual.add_(layer.mlp(normed, step))
+        output = layer.attention(layer.input_norm(x), step, kv)
+        return layer.post_attention_norm.add(output, residual), residual
+
+    @torch.inference_mode()
+    def fed_forward(
+        self, index: int, normed: Tensor, residual: Tensor, activations: Activations | None = None
+    ) -> Tensor:
+        """The second half of a layer, on what the first gave for any tokens."""
+        step = self._step._replace(activations=activations)
+        return residual + self.model.layers[index].mlp(normed, step)
