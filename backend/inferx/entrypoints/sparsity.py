@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
+from inferx.entrypoints.shell import INTERRUPTED
 from inferx.errors import SparsityError
+from inferx.sparse.outputs import check_place, check_writable, writing
 
 if TYPE_CHECKING:  # these load torch
     from inferx.entrypoints.sparsity_tools import Loaded
@@ -43,7 +46,22 @@ ScoresOption = Annotated[
 ]
 
 
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C is a way to end a command of minutes: it says what is left of it."""
+
+    @functools.wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo("inferx: interrupted before the end; no file was written", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
+
+
 @app.command("measure")
+@_interruptible
 def measure_command(
     model: Model,
     *,
@@ -77,6 +95,7 @@ def measure_command(
 
 
 @app.command("calibrate")
+@_interruptible
 def calibrate_command(
     model: Model,
     *,
@@ -103,10 +122,11 @@ def calibrate_command(
     if target not in TARGETS:
         known = ", ".join(map(str, TARGETS))
         raise SparsityError(f"--target is {target:g}, and is one of {known}")
-    _check_folder("--output", output)
+    if output is not None:
+        check_place("--output", output)
     loaded = _load(model, text, device, dtype)
     path = output or default_path(loaded.source, target, scores)
-    _check_writable(path)
+    check_writable("--output", path)
     texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
     with loaded.progress() as progress:
         found = calibrate(
@@ -124,6 +144,7 @@ def calibrate_command(
 
 
 @app.command("evaluate")
+@_interruptible
 def evaluate_command(
     model: Model,
     *,
@@ -176,31 +197,18 @@ def _load(model: str, text: Path | None, device: str, dtype: str) -> Loaded:
 
 
 def _check_outputs(json: Path | None, picture: Path | None) -> None:
-    """Before minutes of work, not after. Raises SparsityError."""
-    _check_folder("--json", json)
-    _check_folder("--picture", picture)
+    """Raises SparsityError."""
+    for option, path in (("--json", json), ("--picture", picture)):
+        if path is not None:
+            check_place(option, path)
+            check_writable(option, path)
     if picture is not None:
         from inferx.entrypoints.sparsity_pictures import check_picture
 
         check_picture(picture)
 
 
-def _check_folder(option: str, path: Path | None) -> None:
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise SparsityError(f"{option} is {str(path)!r}: give a file in a folder that exists")
-
-
-def _check_writable(path: Path) -> None:
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise SparsityError(f"the file {str(path)!r} cannot be written: name another with --output")
-
-
 def _write_json(found: object, path: Path | None) -> None:
-    if path is None:
-        return
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    except OSError as error:
-        raise SparsityError(
-            f"the file {str(path)!r} cannot be written ({error.strerror}): name another"
-        ) from None
+    if path is not None:
+        with writing("--json", path):
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

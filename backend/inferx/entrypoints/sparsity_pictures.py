@@ -10,6 +10,7 @@ from inferx.errors import SparsityError
 from inferx.model.activations import PROJECTIONS
 from inferx.sparse.evaluating import Evaluation, Point
 from inferx.sparse.measuring import Measurement
+from inferx.sparse.outputs import writing
 
 _KINDS = (".png", ".svg")
 _DPI = 150
@@ -48,7 +49,7 @@ def draw_measurement(found: Measurement, path: Path) -> None:
         panel.set_ylabel("layer")
     figure.colorbar(image, ax=figure.axes)
     figure.suptitle(f"{found.model}, {found.num_tokens} tokens", fontsize=10)
-    figure.savefig(path, dpi=_DPI)
+    _save(figure, path)
 
 
 def draw_evaluation(found: Evaluation, path: Path) -> None:
@@ -70,7 +71,7 @@ def draw_evaluation(found: Evaluation, path: Path) -> None:
     panel.set_ylabel("perplexity, % more than dense")
     panel.set_title(f"{found.model}, {found.num_tokens} held-out tokens", fontsize=10)
     panel.legend()
-    figure.savefig(path, dpi=_DPI)
+    _save(figure, path)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -78,6 +79,12 @@ def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Raises SparsityError."""
+    with writing("--picture", path):
+        figure.savefig(path, dpi=_DPI)
 
 
 def _panels(figure: Any, count: int) -> list[Any]:

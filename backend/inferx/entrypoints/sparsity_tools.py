@@ -33,7 +33,10 @@ class Loaded(NamedTuple):
 
     @contextmanager
     def progress(self) -> Iterator[measuring.Progress]:
-        """A bar for each kind of work, on standard error."""
+        """A bar for each kind of work on a terminal's standard error, else a line now and then."""
+        if not _console.is_terminal:
+            yield _Lines()
+            return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -49,6 +52,19 @@ class Loaded(NamedTuple):
                 bars.update(tasks[what], completed=done)
 
             yield report
+
+
+class _Lines:
+    """Progress in a log: a line for every tenth of a kind of work."""
+
+    def __init__(self) -> None:
+        self._tenths: dict[str, int] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        tenths = 10 * done // total
+        if tenths > self._tenths.get(what, 0):
+            self._tenths[what] = tenths
+            _console.print(f"{what}: {done} of {total}", soft_wrap=True, markup=False)
 
 
 def load(model: str, text: Path | None, *, device: str, dtype: str) -> Loaded:

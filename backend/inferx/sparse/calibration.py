@@ -20,6 +20,7 @@ from inferx.model.config import ModelConfig
 from inferx.source import ModelSource
 from inferx.sparse.fingerprint import model_fingerprint
 from inferx.sparse.masking import Scores, sites
+from inferx.sparse.outputs import writing
 from inferx.sparse.statistics import Summary
 
 FORMAT = 1
@@ -112,13 +113,8 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     """Raises SparsityError where it cannot be written."""
     sealed = msgspec.structs.replace(calibration, checksum=_checksum(calibration))
     content = msgspec.json.format(msgspec.json.encode(sealed), indent=1)
-    try:
+    with writing("--output", path):
         path.write_bytes(content + b"\n")
-    except OSError as error:
-        raise SparsityError(
-            f"the file {str(path)!r} cannot be written ({error.strerror}): name another with "
-            "--output"
-        ) from None
 
 
 def load_calibration(path: Path, source: ModelSource, config: ModelConfig) -> Calibration:
