@@ -233,6 +233,27 @@ def test_an_interrupt_ends_the_answer_and_not_the_conversation() -> None:
     assert errors.count(b"interrupted") == 2
 
 
+def test_an_interrupt_ends_a_sparsity_command_with_one_sentence(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "tiny")
+    written = tmp_path / "c.json"
+    program = subprocess.Popen(
+        [
+            *INFERX, "sparsity", "calibrate", str(tmp_path / "tiny"), "--target=0.25",
+            f"--output={written}", "--tokens=150000", "--device=cpu",
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts,
+    )  # fmt: skip
+    assert program.stderr is not None
+    assert re.match(r"counting activations: \d+ of 391\n", program.stderr.readline())
+    program.send_signal(signal.SIGINT)
+    output, errors = program.communicate(timeout=60)
+    assert program.returncode == 130
+    assert output == ""
+    assert errors.splitlines()[-1] == "inferx: interrupted before the end; no file was written"
+    assert "Traceback" not in errors
+    assert not written.exists()
+
+
 def test_memory_is_printed_by_stage_and_drawn(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "tiny")
     pictures = [tmp_path / "memory.png", tmp_path / "memory.svg"]

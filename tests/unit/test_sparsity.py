@@ -13,7 +13,7 @@ from calibrated import ENOUGH, TEXT, open_model, silent
 from inferx.errors import SparsityError
 from inferx.model.activations import PROJECTIONS, Site
 from inferx.source import ModelSource
-from inferx.sparse.calibrating import calibrate
+from inferx.sparse.calibrating import calibrate, count_scores
 from inferx.sparse.calibration import (
     Calibration,
     default_path,
@@ -24,7 +24,7 @@ from inferx.sparse.evaluating import Evaluator
 from inferx.sparse.fingerprint import model_fingerprint
 from inferx.sparse.masking import Masked, Recorded, Scoring, Thresholds, TopK, weight_shares
 from inferx.sparse.measuring import ScoreHistograms, measure
-from inferx.sparse.search import STEP, greedy_split
+from inferx.sparse.search import STEP, greedy_split, layer_splits, thresholds
 from inferx.sparse.statistics import Summary
 from inferx.sparse.windows import CONTEXT, COUNTED, WINDOW, Text, WindowedModel
 from inferx.text.tokenizer import Tokenizer
@@ -151,7 +151,45 @@ def test_a_block_is_a_layer_of_the_forward_pass(tiny, text):
     assert torch.equal(windowed.model.norm(x), windowed.hidden())
 
 
+def test_windows_that_are_computed_at_once_get_what_each_gets_alone(tiny, text):
+    _, windowed = tiny
+    windows = text.whole(3 * COUNTED)
+    alone = []
+    for window in windows:
+        windowed.start([window])
+        alone += windowed.surprises(Masked(TopK(0.5)))
+    windowed.start(windows)
+    assert windowed.surprises(Masked(TopK(0.5))) == pytest.approx(alone, rel=1e-5)
+    assert len(set(alone)) == 3
+
+
 # The search
+
+
+def test_layers_are_split_by_what_masks_do_to_their_output(tiny, text):
+    _, windowed = tiny
+    [window, _] = text.calibration(ENOUGH)
+    scoring = Scoring(windowed.model, "magnitude")
+    [histograms] = count_scores(windowed, [scoring], [window], silent)
+    found = list(layer_splits(windowed, scoring, histograms, window, [0.25, 0.5]))
+
+    def output(index, x, activations=None):
+        halves = windowed.attended(index, x, activations)
+        return windowed.fed_forward(index, *halves, activations)
+
+    def error(shares):
+        rule = Thresholds(scoring, thresholds(histograms, {index: shares}))
+        return (output(index, x, Masked(rule)) - dense).square().sum().item()
+
+    windowed.start([window])
+    x = windowed.embed()
+    for index, splits in enumerate(found):
+        dense = output(index, x)
+        wanted = greedy_split(
+            lambda trials: list(map(error, trials)), weight_shares(windowed.config), [0.25, 0.5]
+        )
+        assert splits == wanted
+        x = dense
 
 
 def test_the_search_takes_from_the_product_that_costs_least_until_another_costs_less():

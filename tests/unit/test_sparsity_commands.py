@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from inferx.cli import app
+from inferx.entrypoints.sparsity_tools import Lines
 from inferx.errors import InferxError
 from tiny_models import make_tiny_model
 from typer.testing import CliRunner
@@ -70,7 +71,21 @@ def test_calibrate_writes_what_evaluate_takes(model, text, tmp_path):
     assert points[2]["perplexity"] == points[4]["perplexity"]
 
 
-def test_a_text_that_is_too_short_is_refused(model, text):
+def test_a_model_that_is_not_there_is_refused_by_each_command():
+    for command in (["measure"], ["calibrate", "--target=0.25"], ["evaluate"]):
+        assert refusal(*command, "./nowhere") == (
+            "model './nowhere': there is no such file or folder; a hub id has the form org/name, "
+            "a model in a Python package package:NAME"
+        )
+
+
+def test_a_text_that_is_too_short_is_refused(model, text, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert refusal("measure", model, "--text", empty, "--tokens", 1) == (
+        "the text 'empty.txt' has 0 windows of 512 tokens, and 1 tokens to count take 2: give a "
+        "longer text, or lower --tokens"
+    )
     assert refusal("calibrate", model, "--target", 0.25, "--text", text, "--tokens", 1000) == (
         "half of the text 'text.txt' has 2 windows of 512 tokens, and 1000 tokens to count take 3: "
         "give a longer text, or lower --tokens"
@@ -122,6 +137,47 @@ def test_outputs_are_checked_before_the_work(model, tmp_path, monkeypatch):
     assert refusal("measure", model, "--picture", tmp_path / "s.png") == (
         "--picture needs matplotlib, which is not installed: pip install -e '.[report]'"
     )
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(model):
+    given = (  # no one may make files there
+        (["measure", model], "--json", "/proc/s.json"),
+        (["measure", model], "--picture", "/proc/s.png"),
+        (["evaluate", model], "--json", "/proc/s.json"),
+        (["calibrate", model, "--target=0.25"], "--output", "/proc/s.json"),
+    )
+    for command, option, path in given:
+        assert refusal(*command, option, path, "--text=never-read.txt") == (
+            f"the file {path!r} cannot be written (No such file or directory): name another with "
+            f"{option}"
+        )
+
+
+def test_a_disk_that_is_full_is_named(model, text):
+    assert refusal("measure", model, "--text", text, *TOKENS, "--json", "/dev/full") == (
+        "the file '/dev/full' cannot be written (No space left on device): name another with --json"
+    )
+
+
+def test_what_is_no_calibration_file_is_refused(model, tmp_path):
+    path = tmp_path / "c.json"
+    assert refusal("evaluate", model, "--calibration", path) == (
+        "calibration file 'c.json' cannot be read: No such file or directory"
+    )
+    path.write_text("{")
+    assert refusal("evaluate", model, "--calibration", path) == (
+        "calibration file 'c.json' is not one (Input data was truncated): make it again with "
+        "'inferx sparsity calibrate'"
+    )
+
+
+def test_progress_in_a_log_is_a_line_for_every_tenth(capsys):
+    lines = Lines()
+    for done in range(1, 31):
+        lines("splitting layers", done, 30)
+    assert capsys.readouterr().err.splitlines() == [
+        f"splitting layers: {3 * tenth} of 30" for tenth in range(1, 11)
+    ]
 
 
 @pytest.mark.parametrize("tau", ["-1", "nan", "inf"])

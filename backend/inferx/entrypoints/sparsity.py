@@ -124,6 +124,7 @@ def calibrate_command(
         raise SparsityError(f"--target is {target:g}, and is one of {known}")
     if output is not None:
         check_place("--output", output)
+        check_writable("--output", output)
     loaded = _load(model, text, device, dtype)
     path = output or default_path(loaded.source, target, scores)
     check_writable("--output", path)

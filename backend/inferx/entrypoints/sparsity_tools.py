@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
     def progress(self) -> Iterator[measuring.Progress]:
         """A bar for each kind of work on a terminal's standard error, else a line now and then."""
         if not _console.is_terminal:
-            yield _Lines()
+            yield Lines()
             return
         columns = (
             TextColumn("{task.description}"),
@@ -54,7 +54,7 @@ class Loaded(NamedTuple):
             yield report
 
 
-class _Lines:
+class Lines:
     """Progress in a log: a line for every tenth of a kind of work."""
 
     def __init__(self) -> None:
