@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -24,7 +26,7 @@ from inferx.sparse.evaluating import Evaluator
 from inferx.sparse.fingerprint import model_fingerprint
 from inferx.sparse.masking import Masked, Recorded, Scoring, Thresholds, TopK, weight_shares
 from inferx.sparse.measuring import ScoreHistograms, measure
-from inferx.sparse.search import STEP, greedy_split, layer_splits, thresholds
+from inferx.sparse.search import STEP, _LayerErrors, greedy_split, layer_splits, thresholds
 from inferx.sparse.statistics import Summary
 from inferx.sparse.windows import CONTEXT, COUNTED, WINDOW, Text, WindowedModel
 from inferx.text.tokenizer import Tokenizer
@@ -190,6 +192,50 @@ def test_layers_are_split_by_what_masks_do_to_their_output(tiny, text):
         )
         assert splits == wanted
         x = dense
+
+
+def test_a_layer_that_is_searched_leaves_no_tensors_behind(tiny, text):
+    _, windowed = tiny
+    [window, _] = text.calibration(ENOUGH)
+    scoring = Scoring(windowed.model, "magnitude")
+    [histograms] = count_scores(windowed, [scoring], [window], silent)
+    windowed.start([window])
+    layer = _LayerErrors(windowed, 0, windowed.embed(), scoring, histograms)
+    layer([dict.fromkeys(PROJECTIONS, 0.5)])
+    alive = weakref.ref(layer)
+    gc.disable()
+    try:
+        del layer
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("cheapest", "halves"), [("qkv", 7), ("o", 7), ("gate_up", 3)])
+def test_a_step_of_the_search_computes_no_half_that_the_one_before_it_had(
+    tiny, text, monkeypatch, cheapest, halves
+):
+    """Three in the first step, then two in each after one of their products got sparser."""
+    _, windowed = tiny
+    [window, _] = text.calibration(ENOUGH)
+    scoring = Scoring(windowed.model, "magnitude")
+    [histograms] = count_scores(windowed, [scoring], [window], silent)
+    windowed.start([window])
+    layer = _LayerErrors(windowed, 0, windowed.embed(), scoring, histograms)
+    computed = []
+    attended = windowed.attended
+
+    def counted(*arguments):
+        computed.append(arguments)
+        return attended(*arguments)
+
+    def errors(trials):
+        layer(trials)
+        return [-shares[cheapest] for shares in trials]
+
+    monkeypatch.setattr(windowed, "attended", counted)
+    greedy_split(errors, dict.fromkeys(PROJECTIONS, 0.25), [3 * STEP])
+    assert len(computed) == halves
 
 
 def test_the_search_takes_from_the_product_that_costs_least_until_another_costs_less():

@@ -22,7 +22,7 @@ from inferx.sparse.windows import Window, WindowedModel
 STEP = 0.025  # of a layer's weights
 _MOST = 0.98  # of a product's channels
 _ROUNDING = 1e-9
-_HALVES = 4  # a step takes three, and the next one takes them again or begins with one of them
+_HALVES = 5  # a step takes three; the next one takes them again, or one of them after two others
 
 Shares = dict[Projection, float]  # of channels, masked
 
@@ -86,9 +86,17 @@ class _LayerErrors:
         scoring: Scoring,
         histograms: Mapping[Site, Histogram],
     ) -> None:
-        self._windowed, self._index, self._x = windowed, index, x
-        self._scoring, self._histograms = scoring, histograms
-        self._attended = lru_cache(_HALVES)(self._attend)
+        def rule(shares: Shares) -> Thresholds:
+            return Thresholds(scoring, thresholds(histograms, {index: shares}))
+
+        @lru_cache(_HALVES)
+        def attended(qkv: float, o: float) -> tuple[Tensor, Tensor]:
+            return windowed.attended(index, x, Masked(rule({"qkv": qkv, "o": o})))
+
+        self._windowed, self._index = windowed, index
+        # No methods: a cache of one would hold its owner, and a layer's tensors would stay until
+        # some garbage collection
+        self._rule, self._attended = rule, attended
         self.dense = windowed.fed_forward(index, *windowed.attended(index, x))
 
     def __call__(self, trials: Sequence[Shares]) -> list[float]:
@@ -98,13 +106,6 @@ class _LayerErrors:
         found = self._windowed.fed_forward(self._index, normed, residual, masked)
         apart = found.view(len(trials), -1) - self.dense.flatten()
         return apart.float().square_().sum(1).tolist()
-
-    def _attend(self, qkv: float, o: float) -> tuple[Tensor, Tensor]:
-        rule = self._rule({"qkv": qkv, "o": o})
-        return self._windowed.attended(self._index, self._x, Masked(rule))
-
-    def _rule(self, shares: Shares) -> Thresholds:
-        return Thresholds(self._scoring, thresholds(self._histograms, {self._index: shares}))
 
 
 def thresholds(
