@@ -4,11 +4,14 @@ machine."""
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
+from inferx.entrypoints.openai import reading
 from inferx.entrypoints.openai.reading import (
     IDLE_SECONDS,
     LONGEST_SECONDS,
+    SHORTEST_SECONDS,
     Reading,
     _busy_seconds,
 )
@@ -56,11 +59,25 @@ def test_few_responses_say_nothing() -> None:
     assert machine.read(499, 0.5, 0.5) == pytest.approx(75e-6)
 
 
-def test_it_has_a_bound() -> None:
+@pytest.mark.parametrize(("busy", "bound"), [(1.0, LONGEST_SECONDS), (0.0, SHORTEST_SECONDS)])
+def test_it_has_bounds_that_triton_takes(busy: float, bound: float) -> None:
     machine = Machine()
     for _ in range(30):
-        said = machine.read(1000, 1.0, 1.0)
-    assert said == pytest.approx(LONGEST_SECONDS)
+        said = machine.read(1000, 1.0, busy)
+    assert said == pytest.approx(bound)
+    assert 1 <= round(machine.reading.time_for_each() * 1e6) <= 1000  # the parameter read_time
+
+
+@pytest.mark.parametrize("content", [None, "0 0 0\n"])
+def test_without_scheduling_statistics_a_thread_s_own_time_counts(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statistics = tmp_path / "schedstat"
+    if content is not None:
+        statistics.write_text(content)
+    monkeypatch.setattr(reading, "_STATISTICS", statistics)
+    before = time.thread_time()
+    assert before <= _busy_seconds() <= time.thread_time()
 
 
 def test_the_thread_s_work_counts_as_busy() -> None:

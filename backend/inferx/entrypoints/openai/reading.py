@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 IDLE_SECONDS = 75e-6  # of a response, on a machine that has nothing else to do
-LONGEST_SECONDS = 500e-6
+SHORTEST_SECONDS, LONGEST_SECONDS = 10e-6, 500e-6  # that a clock of coarse ticks cannot pass
 _BUSY = 0.75  # share of the thread's time that responses may take
 _INTERVAL = 0.25  # seconds between two measurements, at least
+_STATISTICS = Path("/proc/thread-self/schedstat")
 _FEWEST = 1000  # responses a second; of fewer, other work would be taken for theirs
 
 
@@ -45,7 +47,8 @@ class Reading:
         if self._responses < _FEWEST * elapsed:
             self._seconds = IDLE_SECONDS
         else:
-            measured = min((busy - self._busy_before) / self._responses, LONGEST_SECONDS)
+            measured = (busy - self._busy_before) / self._responses
+            measured = min(max(measured, SHORTEST_SECONDS), LONGEST_SECONDS)
             self._seconds += (measured - self._seconds) / 2
         self._responses = 0
         self._measured_at += elapsed
@@ -54,10 +57,9 @@ class Reading:
 
 def _busy_seconds() -> float:
     """A thread that others keep from running can read as little as one that runs. Kernels without
-    scheduling statistics say the running alone."""
+    scheduling statistics, which have no such file or zeros in it, say the running alone."""
     try:
-        with open("/proc/thread-self/schedstat") as statistics:
-            running, waiting, _ = statistics.read().split()
+        running, waiting, _ = map(int, _STATISTICS.read_text().split())
     except OSError:
         return time.thread_time()
-    return (int(running) + int(waiting)) / 1e9
+    return (running + waiting) / 1e9 if running else time.thread_time()
