@@ -153,6 +153,18 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(model):
         )
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["measure"], "--json"), (["evaluate"], "--picture"), (["calibrate"], "--output")],
+)
+def test_an_output_that_no_file_can_be_named_is_refused_before_the_work(model, command, option):
+    path = "x" * 300
+    rest = ["--target=0.25"] if command == ["calibrate"] else []
+    assert refusal(*command, model, *rest, option, path, "--text=never-read.txt") == (
+        f"the file {path!r} cannot be written (File name too long): name another with {option}"
+    )
+
+
 def test_a_disk_that_is_full_is_named(model, text):
     assert refusal("measure", model, "--text", text, *TOKENS, "--json", "/dev/full") == (
         "the file '/dev/full' cannot be written (No space left on device): name another with --json"

@@ -25,7 +25,9 @@ def writing(option: str, path: Path) -> Iterator[None]:
 
 def check_place(option: str, path: Path) -> None:
     """Raises SparsityError where no file can be of that name."""
-    if path.is_dir() or not path.parent.is_dir():
+    with writing(option, path):  # which a folder that cannot be looked into prevents, too
+        is_place = path.parent.is_dir() and not path.is_dir()
+    if not is_place:
         raise SparsityError(f"{option} is {str(path)!r}: give a file in a folder that exists")
 
 
