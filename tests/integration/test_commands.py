@@ -249,7 +249,7 @@ def test_an_interrupt_ends_a_sparsity_command_with_one_sentence(tmp_path: Path) 
     output, errors = program.communicate(timeout=60)
     assert program.returncode == 130
     assert output == ""
-    assert errors.splitlines()[-1] == "inferx: interrupted before the end; no file was written"
+    assert errors.splitlines()[-1] == "inferx: interrupted before the end, when files are written"
     assert "Traceback" not in errors
     assert not written.exists()
 

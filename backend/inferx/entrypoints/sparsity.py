@@ -47,14 +47,15 @@ ScoresOption = Annotated[
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """Ctrl-C is a way to end a command of minutes: it says what is left of it."""
+    """Ctrl-C is a way to end a command of minutes: it says what to expect of its files. It may also
+    come between two of them."""
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            typer.echo("inferx: interrupted before the end; no file was written", err=True)
+            typer.echo("inferx: interrupted before the end, when files are written", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return run
