@@ -50,6 +50,7 @@ class Channel:
         n: int = 1,
         prompt: str = "",
         returns: ReturnFlags = TEXT_ONLY,
+        read_time: float | None = None,
         before_open: Callable[[Outbox], None] = lambda outbox: None,
         **sampling: object,
     ) -> Outbox:
@@ -61,7 +62,7 @@ class Channel:
             [TextStream(smollm2(), params) for _ in range(n)],
             3,
             prompt,
-            self._pace.stream(None) if stream else None,
+            self._pace.stream(read_time) if stream else None,
         )
         before_open(outbox)
         outbox.open(list(range(1, n + 1)))
@@ -454,3 +455,53 @@ def test_tokens_that_wait_are_sent_before_an_error() -> None:
     channel.wait()
     assert request.sender.texts() == [[" one"], [" two three"]]
     assert request.sender.error == ("CANCELLED", "the client cancelled the request")
+
+
+class Deaf(Sender):
+    """Fails when the last response is sent."""
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        if flags:
+            raise RuntimeError("the server has gone")
+        super().send(response, flags)
+
+
+FINISHED = RequestOutput(1, [], "length")
+LOST = RequestOutput(1, [], error=("UNAVAILABLE", "the engine process ended unexpectedly"))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("end", "sender"),
+    [
+        (lambda outbox: outbox.put(FINISHED), Sender),
+        (lambda outbox: outbox.put(LOST), Sender),
+        (lambda outbox: outbox.fail(Cancelled("the client cancelled the request")), Sender),
+        (lambda outbox: outbox.put(FINISHED), Deaf),
+        (lambda outbox: outbox.fail(Unavailable("the model is being unloaded")), Deaf),
+    ],
+)
+def test_however_a_stream_ends_its_reader_has_a_choice_less(
+    end: Callable[[Outbox], None], sender: type[Sender], num_tokens: int
+) -> None:
+    pace, request = Pace(1), Request()
+    request.sender = sender()
+    channel = Channel(pace=pace)
+    outbox = channel.open(request, read_time=1e-3)
+    for part in outputs(" one two three")[:num_tokens]:
+        outbox.put(part)
+    assert pace.num_read == (num_tokens > 0)
+    end(outbox)
+    channel.wait()
+    assert pace.num_read == 0
+
+
+def test_a_stop_string_ends_a_choice_that_a_reader_reads() -> None:
+    pace, request = Pace(1), Request()
+    channel = Channel(pace=pace)
+    outbox = channel.open(request, read_time=1e-3, stop=[" one"])
+    outbox.put(outputs(" one two")[0])
+    channel.wait()
+    assert (channel.aborted, pace.num_read) == ([1], 0)
+    outbox.put(outputs(" one two")[1])  # sent before the engine heard of it
+    assert pace.num_read == 0
