@@ -1,4 +1,4 @@
-"""Triton as the status sees it: readiness over gRPC, and a metrics page over HTTP."""
+"""Triton as the status and load tests see it: readiness over gRPC, a metrics page over HTTP."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ class TritonPorts(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelReady(self, request: service_pb2.ModelReadyRequest, context: object):
         self.answers.wait()
         return service_pb2.ModelReadyResponse(ready=request.name in self.ready)
+
+    def RepositoryIndex(self, request: service_pb2.RepositoryIndexRequest, context: object):
+        self.answers.wait()
+        of_versions = [name for name in self.ready for _ in range(2)]
+        index = [service_pb2.RepositoryIndexResponse.ModelIndex(name=name) for name in of_versions]
+        return service_pb2.RepositoryIndexResponse(models=index)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[TritonPorts]:

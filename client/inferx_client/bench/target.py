@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -55,15 +56,15 @@ class Target(Protocol):
 async def triton_target(url: str, model: str, sending: Sending) -> AsyncIterator[TritonTarget]:
     """`url`: host:port of Triton's gRPC endpoint. Raises BenchError where the model is missing."""
     async with AsyncClient(url, model) as client:
-        await _require_model(client)
+        await _require_model(client, sending.timeout)
         yield TritonTarget(client, sending)
 
 
-async def _require_model(client: AsyncClient) -> None:
+async def _require_model(client: AsyncClient, timeout: float) -> None:
     try:
-        names = await client.ready_models()
-    except InferenceError:
-        return  # a server that is away, or lists nothing: the requests will show it
+        names = await asyncio.wait_for(client.ready_models(), timeout)
+    except (InferenceError, asyncio.TimeoutError):
+        return  # a server that is away, lists nothing, or is silent: the requests will show it
     if client.model not in names:
         raise BenchError(
             f"the server has no model {client.model!r} that is ready: it has "
