@@ -6,7 +6,7 @@ import pytest
 import torch
 from inferx.engine.plan import Plan
 from inferx.model.batch import KVCache
-from inferx.model.gpu.attention import AttentionShape, prompt_rows
+from inferx.model.gpu.attention import AttentionShape, copy_bytes, prompt_rows
 from inferx.model.gpu.capturing import Capturing
 from inferx.model.gpu.limits import Limits
 from inferx.model.gpu.mixed_graphs import LARGEST, MOST_PROMPTS, MixedGraphs, step_sizes
@@ -103,3 +103,12 @@ def test_no_more_keys_are_copied_than_there_is_memory_for(num_keys: int, is_copi
 def test_any_one_row_may_be_copied() -> None:
     assert Limits(max_num_seqs=4, budget=64, max_model_len=1000, block_size=16).most_copied == 1000
     assert Limits(max_num_seqs=4, budget=64, max_model_len=100, block_size=16).most_copied == 512
+
+
+@pytest.mark.parametrize(("pages", "taken"), [(torch.float8_e4m3fn, 640), (torch.bfloat16, 0)])
+def test_memory_is_kept_for_keys_and_values_of_e4m3_pages_alone(
+    pages: torch.dtype, taken: int
+) -> None:
+    """10 keys and 10 values, of 2 heads of 8 channels, 2 bytes each."""
+    kv = KVCache(*(torch.empty(4, 16, 2, 8, dtype=pages) for _ in range(2)))
+    assert copy_bytes(10, kv, torch.bfloat16) == taken
