@@ -29,7 +29,11 @@ class ModelLoadError(InferxError):
 
 
 class SparsityError(InferxError):
-    """A text, a calibration file or an output that the sparsity tools cannot work with."""
+    """A text or a calibration file that the sparsity tools cannot work with."""
+
+
+class OutputError(InferxError):
+    """A file that a command is to write cannot be written."""
 
 
 class RequestError(InferxError):

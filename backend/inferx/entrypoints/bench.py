@@ -35,6 +35,7 @@ from inferx_client.bench.workloads import WORKLOADS, Name, requests_of
 
 from inferx.entrypoints.bench_display import Display
 from inferx.errors import ConfigError
+from inferx.outputs import check_place, check_writable, write
 
 _SEEDS = 1_000_003  # apart: the seeds of two points of a run
 _DEFAULT_LEVELS = (1, 2, 4, 8)
@@ -99,12 +100,12 @@ class BenchOptions:
         }
 
 
-def bench(options: BenchOptions, outputs: Sequence[Path]) -> int:
-    """Runs the loads and writes each of `outputs` by its suffix: .json, .csv, .html.
+def bench(options: BenchOptions, paths: Sequence[Path]) -> int:
+    """Runs the loads and writes each of `paths` by its suffix: .json, .csv, .html.
 
-    Returns an exit status: 1 where every request failed. Raises ConfigError.
+    Returns an exit status: 1 where every request failed. Raises ConfigError, OutputError.
     """
-    writers = [(path, _writer(path)) for path in outputs]
+    writers = [(path, _writer(path)) for path in paths]
     options.check()
     try:
         with Display() as display:
@@ -112,8 +113,8 @@ def bench(options: BenchOptions, outputs: Sequence[Path]) -> int:
     except BenchError as error:
         raise ConfigError(str(error)) from None
     display.summary(run)
-    for path, write in writers:
-        path.write_text(write(run), encoding="utf-8")
+    for path, as_text in writers:
+        write("--output", path, as_text(run).encode())
         display.wrote(path)
     return int(all(sum(p["errors"].values()) == p["requests"] for p in run["points"]))
 
@@ -124,6 +125,8 @@ def _writer(path: Path) -> Callable[[dict[str, Any]], str]:
         raise ConfigError(f"--output {path}: the name has to end with .json, .csv or .html")
     if not path.parent.is_dir():
         raise ConfigError(f"--output {path}: there is no such folder")
+    check_place("--output", path)
+    check_writable("--output", path)
     return writers[path.suffix]
 
 

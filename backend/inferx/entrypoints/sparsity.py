@@ -12,7 +12,7 @@ import typer
 
 from inferx.entrypoints.shell import INTERRUPTED
 from inferx.errors import SparsityError
-from inferx.sparse.outputs import check_place, check_writable, writing
+from inferx.outputs import check_place, check_writable, write
 
 if TYPE_CHECKING:  # these load torch
     from inferx.entrypoints.sparsity_tools import Loaded
@@ -199,7 +199,7 @@ def _load(model: str, text: Path | None, device: str, dtype: str) -> Loaded:
 
 
 def _check_outputs(json: Path | None, picture: Path | None) -> None:
-    """Raises SparsityError."""
+    """Raises OutputError, SparsityError."""
     for option, path in (("--json", json), ("--picture", picture)):
         if path is not None:
             check_place(option, path)
@@ -212,5 +212,4 @@ def _check_outputs(json: Path | None, picture: Path | None) -> None:
 
 def _write_json(found: object, path: Path | None) -> None:
     if path is not None:
-        with writing("--json", path):
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write("--json", path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -8,9 +8,9 @@ from typing import Any
 
 from inferx.errors import SparsityError
 from inferx.model.activations import PROJECTIONS
+from inferx.outputs import write_picture
 from inferx.sparse.evaluating import Evaluation, Point
 from inferx.sparse.measuring import Measurement
-from inferx.sparse.outputs import writing
 
 _KINDS = (".png", ".svg")
 _DPI = 150
@@ -49,7 +49,7 @@ def draw_measurement(found: Measurement, path: Path) -> None:
         panel.set_ylabel("layer")
     figure.colorbar(image, ax=figure.axes)
     figure.suptitle(f"{found.model}, {found.num_tokens} tokens", fontsize=10)
-    _save(figure, path)
+    write_picture("--picture", path, figure, dpi=_DPI)
 
 
 def draw_evaluation(found: Evaluation, path: Path) -> None:
@@ -71,7 +71,7 @@ def draw_evaluation(found: Evaluation, path: Path) -> None:
     panel.set_ylabel("perplexity, % more than dense")
     panel.set_title(f"{found.model}, {found.num_tokens} held-out tokens", fontsize=10)
     panel.legend()
-    _save(figure, path)
+    write_picture("--picture", path, figure, dpi=_DPI)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -79,12 +79,6 @@ def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> None:
-    """Raises SparsityError."""
-    with writing("--picture", path):
-        figure.savefig(path, dpi=_DPI)
 
 
 def _panels(figure: Any, count: int) -> list[Any]:

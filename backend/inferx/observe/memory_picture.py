@@ -10,6 +10,7 @@ from pathlib import Path
 from inferx.errors import ConfigError
 from inferx.observe.memory_curve import Point
 from inferx.observe.stages import Stage
+from inferx.outputs import check_place, check_writable, write_picture
 
 _MIB = 1 << 20
 _FORMATS = (".png", ".svg")
@@ -17,12 +18,14 @@ _NARROW = 0.03  # of the whole: a stage that is shorter gets no name
 
 
 def check_pictures(paths: Sequence[Path]) -> None:
-    """Raises ConfigError for what could not be drawn, before there is anything to draw."""
+    """Raises ConfigError or OutputError for what could not be drawn, before there is anything."""
     for path in paths:
         if path.suffix not in _FORMATS:
             raise ConfigError(f"{path.name}: a picture's name ends in {' or '.join(_FORMATS)}")
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no such folder")
+        check_place("--picture", path)
+        check_writable("--picture", path)
     if paths and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "pictures need matplotlib, which is not installed: "
@@ -33,7 +36,7 @@ def check_pictures(paths: Sequence[Path]) -> None:
 def draw(
     points: Sequence[Point], stages: Sequence[Stage], title: str, paths: Sequence[Path]
 ) -> None:
-    """Resident and peak over time, the stages as bands."""
+    """Resident and peak over time, the stages as bands. Raises OutputError."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -74,4 +77,4 @@ def draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
     for path in paths:
-        figure.savefig(path, dpi=150)
+        write_picture("--picture", path, figure, dpi=150)

@@ -17,10 +17,10 @@ import msgspec
 from inferx.errors import SparsityError
 from inferx.model.activations import Projection, Site
 from inferx.model.config import ModelConfig
+from inferx.outputs import write
 from inferx.source import ModelSource
 from inferx.sparse.fingerprint import model_fingerprint
 from inferx.sparse.masking import Scores, sites
-from inferx.sparse.outputs import writing
 from inferx.sparse.statistics import Summary
 
 FORMAT = 1
@@ -110,11 +110,10 @@ def _place(source: ModelSource) -> tuple[Path, str]:
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Raises SparsityError where it cannot be written."""
+    """Raises OutputError where it cannot be written."""
     sealed = msgspec.structs.replace(calibration, checksum=_checksum(calibration))
     content = msgspec.json.format(msgspec.json.encode(sealed), indent=1)
-    with writing("--output", path):
-        path.write_bytes(content + b"\n")
+    write("--output", path, content + b"\n")
 
 
 def load_calibration(path: Path, source: ModelSource, config: ModelConfig) -> Calibration:

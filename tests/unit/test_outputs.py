@@ -1,0 +1,75 @@
+"""Files that commands write: what cannot be one is said before the work, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inferx.cli import app
+from inferx.errors import OutputError
+from inferx.observe.memory_picture import check_pictures
+from inferx.outputs import check_place, check_writable, write, write_picture
+from typer.testing import CliRunner
+
+
+def refusal(of: Callable[[], object]) -> str:
+    with pytest.raises(OutputError) as refused:
+        of()
+    return str(refused.value)
+
+
+def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
+    lost, ahead = tmp_path / "lost.json", tmp_path / "ahead.json"
+    lost.symlink_to(tmp_path / "nowhere" / "file.json")
+    ahead.symlink_to(tmp_path / "file.json")
+    assert refusal(lambda: check_writable("--json", lost)) == (
+        f"the file '{lost}' cannot be written (No such file or directory): name another with --json"
+    )
+    check_writable("--json", ahead)
+    write("--json", ahead, b"{}")
+    assert (tmp_path / "file.json").read_bytes() == b"{}"
+
+
+def test_looking_leaves_no_file_and_changes_none(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("before")
+    for path in (there, tmp_path / "new.json"):
+        check_place("--json", path)
+        check_writable("--json", path)
+    assert list(tmp_path.iterdir()) == [there]
+    assert there.read_text() == "before"
+
+
+@pytest.mark.parametrize("name", ["p.png", "p.svg"])
+def test_an_interrupt_while_a_picture_is_drawn_leaves_no_part_of_it(
+    tmp_path: Path, name: str
+) -> None:
+    artist = pytest.importorskip("matplotlib.artist")
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+
+    class Interrupted(artist.Artist):
+        def draw(self, renderer: object) -> None:
+            raise KeyboardInterrupt
+
+    figure.add_artist(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        write_picture("--picture", tmp_path / name, figure, dpi=50)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".html"])
+def test_a_load_test_does_not_begin_where_its_report_cannot_be_written(suffix: str) -> None:
+    ended = CliRunner().invoke(app, ["bench", "model", f"--output=/proc/report{suffix}"])
+    assert isinstance(ended.exception, OutputError)
+    assert str(ended.exception) == (
+        f"the file '/proc/report{suffix}' cannot be written (No such file or directory): name "
+        "another with --output"
+    )
+
+
+def test_a_picture_of_memory_that_cannot_be_written_is_refused_before_the_load() -> None:
+    assert refusal(lambda: check_pictures([Path("/proc/memory.png")])) == (
+        "the file '/proc/memory.png' cannot be written (No such file or directory): name another "
+        "with --picture"
+    )
