@@ -165,6 +165,16 @@ def test_an_output_that_no_file_can_be_named_is_refused_before_the_work(model, c
     )
 
 
+def test_no_file_but_a_calibration_is_written_over(model):
+    config = Path(model, "config.json")
+    before = config.read_bytes()
+    assert refusal("calibrate", model, "--target=0.25", "--output", config) == (
+        f"the file '{config}' is there and is no calibration: remove it, or name another with "
+        "--output"
+    )
+    assert config.read_bytes() == before
+
+
 def test_a_disk_that_is_full_is_named(model, text):
     assert refusal("measure", model, "--text", text, *TOKENS, "--json", "/dev/full") == (
         "the file '/dev/full' cannot be written (No space left on device): name another with --json"

@@ -118,16 +118,18 @@ def calibrate_command(
     """
     from inferx.entrypoints import sparsity_tables
     from inferx.sparse.calibrating import TARGETS, calibrate
-    from inferx.sparse.calibration import default_path, save_calibration
+    from inferx.sparse.calibration import check_replaceable, default_path, save_calibration
 
     if target not in TARGETS:
         known = ", ".join(map(str, TARGETS))
         raise SparsityError(f"--target is {target:g}, and is one of {known}")
     if output is not None:
         check_place("--output", output)
+        check_replaceable(output)
         check_writable("--output", output)
     loaded = _load(model, text, device, dtype)
     path = output or default_path(loaded.source, target, scores)
+    check_replaceable(path)
     check_writable("--output", path)
     texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
     with loaded.progress() as progress:

@@ -109,6 +109,22 @@ def _place(source: ModelSource) -> tuple[Path, str]:
     return source.path, ""
 
 
+def check_replaceable(path: Path) -> None:
+    """Calibrations alone are written over: a model's own files have names much like theirs.
+
+    Raises SparsityError.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        msgspec.json.decode(path.read_bytes(), type=_Version)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise SparsityError(
+            f"the file {str(path)!r} is there and is no calibration: remove it, or name another "
+            "with --output"
+        ) from None
+
+
 def save_calibration(calibration: Calibration, path: Path) -> None:
     """Raises OutputError where it cannot be written."""
     sealed = msgspec.structs.replace(calibration, checksum=_checksum(calibration))
