@@ -13,20 +13,14 @@ from typing import Any
 from inferx.errors import OutputError
 
 
-def check_place(option: str, path: Path) -> None:
-    """Raises OutputError where no file can be of that name."""
-    with _naming(option, path):  # which a folder that cannot be looked into prevents, too
-        is_place = path.parent.is_dir() and not path.is_dir()
-    if not is_place:
-        raise OutputError(f"{option} is {str(path)!r}: give a file in a folder that exists")
-
-
 def check_writable(option: str, path: Path) -> None:
     """A new file shows whether its folder takes one, which permissions alone do not say.
 
     Raises OutputError.
     """
-    with _naming(option, path):
+    with _naming(option, path):  # which a folder that cannot be looked into prevents, too
+        if path.is_dir() or not path.parent.is_dir():
+            raise OutputError(f"{option} is {str(path)!r}: give a file in a folder that exists")
         if path.exists():
             os.close(os.open(path, os.O_WRONLY))
         else:  # a link may lead to a file that is not there, in another folder

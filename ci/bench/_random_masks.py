@@ -43,11 +43,11 @@ class Masked(NamedTuple):
     step: TimeStep
 
 
-def open_masked(shape: str, precision: str, **overrides: object) -> Masked:
+def open_masked(shape: str, precision: str) -> Masked:
     """Close the runner at the end; call the step within its `computing`."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_shape(Path(name, shape), shape)
-        settings = LIMITS | PRECISIONS[precision] | {"model": str(folder)} | overrides
+        settings = LIMITS | PRECISIONS[precision] | {"model": str(folder)}
         config = EngineConfig.from_mapping(settings, "command line")
         source = ModelSource(folder, "huggingface", shape)
         loaded = LoadedModel.load(config, source, Stages())

@@ -15,6 +15,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from openai import OpenAI
+
 PATIENCE = 30.0  # seconds for something that takes one or two
 _SERVE = [sys.executable, "-c", "from inferx.cli import main; main()", "serve"]
 _FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
@@ -34,6 +36,10 @@ class Endpoint(NamedTuple):
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as response:
             return response.read().decode()
+
+    def openai(self, api_key: str = "unused", *, max_retries: int = 0) -> OpenAI:
+        """The official client; close it."""
+        return OpenAI(base_url=self.url + "/v1", api_key=api_key, max_retries=max_retries)
 
     def connection(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=PATIENCE)

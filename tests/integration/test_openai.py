@@ -32,7 +32,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def client(endpoint: Endpoint) -> Iterator[OpenAI]:
-    with OpenAI(base_url=endpoint.url + "/v1", api_key=KEY, max_retries=0) as client:
+    with endpoint.openai(KEY) as client:
         yield client
 
 
@@ -343,7 +343,7 @@ def test_an_unknown_model_is_404(client: OpenAI) -> None:
 def test_a_wrong_key_is_401_and_health_and_metrics_need_none(endpoint: Endpoint) -> None:
     for key in ("wrong", KEY + "x"):
         with (
-            OpenAI(base_url=endpoint.url + "/v1", api_key=key, max_retries=0) as client,
+            endpoint.openai(key) as client,
             pytest.raises(openai.AuthenticationError) as error,
         ):
             client.models.list()

@@ -64,7 +64,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def client(endpoint: Endpoint) -> Iterator[OpenAI]:
-    with OpenAI(base_url=endpoint.url + "/v1", api_key="unused", max_retries=0) as client:
+    with endpoint.openai() as client:
         yield client
 
 
@@ -258,7 +258,7 @@ def test_a_full_queue_is_429_and_retries_get_through(endpoint: Endpoint) -> None
     assert {status for status, _ in answers} == {200, 429}
     refused = next(answer for status, answer in answers if status == 429)
     assert refused["error"]["message"].startswith("the queue is full")
-    with OpenAI(base_url=endpoint.url + "/v1", api_key="unused", max_retries=10) as patient:
+    with endpoint.openai(max_retries=10) as patient:
         assert patient.completions.create(model="narrow", prompt="Once", n=4).choices
 
 

@@ -43,7 +43,7 @@ def endpoint(folder: Path) -> Iterator[Endpoint]:
 
 @pytest.fixture(scope="module")
 def client(endpoint: Endpoint) -> Iterator[OpenAI]:
-    with OpenAI(base_url=endpoint.url + "/v1", api_key="unused", max_retries=0) as client:
+    with endpoint.openai() as client:
         yield client
 
 
@@ -109,7 +109,7 @@ def test_a_server_without_its_sparse_path_refuses_ratios_and_serves_auto_dense(
     with serving(str(folder), f"--served-model-name={MODEL}", "--dtype=float32") as endpoint:
         page = endpoint.get("/metrics")
         assert 'inferx:sparse_steps_total{model="tiny",version="1"} 0' in page
-        with OpenAI(base_url=endpoint.url + "/v1", api_key="unused", max_retries=0) as client:
+        with endpoint.openai() as client:
             assert complete(client, sparsity="auto") == complete(client, sparsity="off")
             with pytest.raises(openai.BadRequestError) as refused:
                 complete(client, sparsity=0.5)

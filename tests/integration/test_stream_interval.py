@@ -38,7 +38,7 @@ def triton(endpoint: Endpoint) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def openai(endpoint: Endpoint) -> Iterator[OpenAI]:
-    with OpenAI(base_url=endpoint.url + "/v1", api_key="unused", max_retries=0) as client:
+    with endpoint.openai() as client:
         yield client
 
 

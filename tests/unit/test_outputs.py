@@ -9,7 +9,7 @@ import pytest
 from inferx.cli import app
 from inferx.errors import OutputError
 from inferx.observe.memory_picture import check_pictures
-from inferx.outputs import check_place, check_writable, write, write_picture
+from inferx.outputs import check_writable, write, write_picture
 from typer.testing import CliRunner
 
 
@@ -35,7 +35,6 @@ def test_looking_leaves_no_file_and_changes_none(tmp_path: Path) -> None:
     there = tmp_path / "there.json"
     there.write_text("before")
     for path in (there, tmp_path / "new.json"):
-        check_place("--json", path)
         check_writable("--json", path)
     assert list(tmp_path.iterdir()) == [there]
     assert there.read_text() == "before"

@@ -194,13 +194,18 @@ def test_layers_are_split_by_what_masks_do_to_their_output(tiny, text):
         x = dense
 
 
-def test_a_layer_that_is_searched_leaves_no_tensors_behind(tiny, text):
-    _, windowed = tiny
+def first_layer(windowed, text):
+    """What its search goes by."""
     [window, _] = text.calibration(ENOUGH)
     scoring = Scoring(windowed.model, "magnitude")
     [histograms] = count_scores(windowed, [scoring], [window], silent)
     windowed.start([window])
-    layer = _LayerErrors(windowed, 0, windowed.embed(), scoring, histograms)
+    return _LayerErrors(windowed, 0, windowed.embed(), scoring, histograms)
+
+
+def test_a_layer_that_is_searched_leaves_no_tensors_behind(tiny, text):
+    _, windowed = tiny
+    layer = first_layer(windowed, text)
     layer([dict.fromkeys(PROJECTIONS, 0.5)])
     alive = weakref.ref(layer)
     gc.disable()
@@ -217,11 +222,7 @@ def test_a_step_of_the_search_computes_no_half_that_the_one_before_it_had(
 ):
     """Three in the first step, then two in each after one of their products got sparser."""
     _, windowed = tiny
-    [window, _] = text.calibration(ENOUGH)
-    scoring = Scoring(windowed.model, "magnitude")
-    [histograms] = count_scores(windowed, [scoring], [window], silent)
-    windowed.start([window])
-    layer = _LayerErrors(windowed, 0, windowed.embed(), scoring, histograms)
+    layer = first_layer(windowed, text)
     computed = []
     attended = windowed.attended
 

@@ -35,7 +35,7 @@ from inferx_client.bench.workloads import WORKLOADS, Name, requests_of
 
 from inferx.entrypoints.bench_display import Display
 from inferx.errors import ConfigError
-from inferx.outputs import check_place, check_writable, write
+from inferx.outputs import check_writable, write
 
 _SEEDS = 1_000_003  # apart: the seeds of two points of a run
 _DEFAULT_LEVELS = (1, 2, 4, 8)
@@ -125,7 +125,6 @@ def _writer(path: Path) -> Callable[[dict[str, Any]], str]:
         raise ConfigError(f"--output {path}: the name has to end with .json, .csv or .html")
     if not path.parent.is_dir():
         raise ConfigError(f"--output {path}: there is no such folder")
-    check_place("--output", path)
     check_writable("--output", path)
     return writers[path.suffix]
 

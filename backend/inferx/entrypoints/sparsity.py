@@ -12,7 +12,7 @@ import typer
 
 from inferx.entrypoints.shell import INTERRUPTED
 from inferx.errors import SparsityError
-from inferx.outputs import check_place, check_writable, write
+from inferx.outputs import check_writable, write
 
 if TYPE_CHECKING:  # these load torch
     from inferx.entrypoints.sparsity_tools import Loaded
@@ -118,19 +118,17 @@ def calibrate_command(
     """
     from inferx.entrypoints import sparsity_tables
     from inferx.sparse.calibrating import TARGETS, calibrate
-    from inferx.sparse.calibration import check_replaceable, default_path, save_calibration
+    from inferx.sparse.calibration import check_output, default_path, save_calibration
 
     if target not in TARGETS:
         known = ", ".join(map(str, TARGETS))
         raise SparsityError(f"--target is {target:g}, and is one of {known}")
     if output is not None:
-        check_place("--output", output)
-        check_replaceable(output)
-        check_writable("--output", output)
+        check_output(output)  # before the model is loaded, which the default is beside
     loaded = _load(model, text, device, dtype)
-    path = output or default_path(loaded.source, target, scores)
-    check_replaceable(path)
-    check_writable("--output", path)
+    if output is None:
+        output = default_path(loaded.source, target, scores)
+        check_output(output)
     texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
     with loaded.progress() as progress:
         found = calibrate(
@@ -142,9 +140,9 @@ def calibrate_command(
             held_out=held_out,
             progress=progress,
         )
-    save_calibration(found, path)
+    save_calibration(found, output)
     sparsity_tables.show_calibration(found)
-    typer.echo(f"wrote {path}")
+    typer.echo(f"wrote {output}")
 
 
 @app.command("evaluate")
@@ -204,7 +202,6 @@ def _check_outputs(json: Path | None, picture: Path | None) -> None:
     """Raises OutputError, SparsityError."""
     for option, path in (("--json", json), ("--picture", picture)):
         if path is not None:
-            check_place(option, path)
             check_writable(option, path)
     if picture is not None:
         from inferx.entrypoints.sparsity_pictures import check_picture

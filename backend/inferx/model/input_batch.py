@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from inferx_kernels import ops
 from torch import Tensor
 
 from inferx.engine.plan import NewRow, Plan
-from inferx.model.batch import ForwardBatch
+from inferx.model.batch import ForwardBatch, KVCache
 from inferx.model.upload import upload
 
 Array = np.ndarray
@@ -92,3 +93,10 @@ class InputBatch:
 
     def _upload(self, values: Sequence[int] | Array) -> Tensor:
         return upload(np.asarray(values, np.int64), self._device)
+
+
+def copy_pages(kv: Sequence[KVCache], copies: Sequence[tuple[int, int]]) -> None:
+    """A plan's `page_copies`, in every layer."""
+    if copies:
+        sources, targets = upload(np.array(copies, np.int64).T.copy(), kv[0].k.device)
+        ops.copy_pages((pages for cache in kv for pages in cache), sources, targets)

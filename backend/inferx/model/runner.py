@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferx.config import EngineConfig
 from inferx.engine.plan import Plan, StepResult, TokenLogprobs
-from inferx.model.input_batch import InputBatch, SamplingRows
+from inferx.model.input_batch import InputBatch, SamplingRows, copy_pages
 from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
 from inferx.model.placement import size_kv_cache
@@ -127,7 +127,7 @@ class ModelRunner:
             self._batch.add(row)
         self._sampler.add(plan.new_rows)
         self._batch.update_blocks(plan.block_updates)
-        self._copy_pages(plan.page_copies)
+        copy_pages(self._kv, plan.page_copies)
         batch = self._batch.forward_batch(plan)
         if masked is None:
             hidden = self._model.forward(batch, self._kv)
@@ -137,11 +137,6 @@ class ModelRunner:
             masked.record()
         rows = SamplingRows.of(plan)
         return self._sample(hidden[batch.logits_indices], rows)
-
-    def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        if copies:
-            sources, targets = torch.tensor(copies, device=self._device).unbind(1)
-            ops.copy_pages((pages for cache in self._kv for pages in cache), sources, targets)
 
     def _sample(self, hidden: Tensor, rows: SamplingRows) -> StepResult:
         """A bounded number of rows at a time: logits and what is made of them are large."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from inferx.errors import ConfigError
 from inferx.observe.memory_curve import Point
 from inferx.observe.stages import Stage
-from inferx.outputs import check_place, check_writable, write_picture
+from inferx.outputs import check_writable, write_picture
 
 _MIB = 1 << 20
 _FORMATS = (".png", ".svg")
@@ -24,7 +24,6 @@ def check_pictures(paths: Sequence[Path]) -> None:
             raise ConfigError(f"{path.name}: a picture's name ends in {' or '.join(_FORMATS)}")
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no such folder")
-        check_place("--picture", path)
         check_writable("--picture", path)
     if paths and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(

@@ -17,7 +17,7 @@ import msgspec
 from inferx.errors import SparsityError
 from inferx.model.activations import Projection, Site
 from inferx.model.config import ModelConfig
-from inferx.outputs import write
+from inferx.outputs import check_writable, write
 from inferx.source import ModelSource
 from inferx.sparse.fingerprint import model_fingerprint
 from inferx.sparse.masking import Scores, sites
@@ -109,11 +109,13 @@ def _place(source: ModelSource) -> tuple[Path, str]:
     return source.path, ""
 
 
-def check_replaceable(path: Path) -> None:
-    """Calibrations alone are written over: a model's own files have names much like theirs.
+def check_output(path: Path) -> None:
+    """Whether `save_calibration` may write there. Calibrations alone are written over: a model's
+    own files have names much like theirs.
 
-    Raises SparsityError.
+    Raises OutputError, SparsityError.
     """
+    check_writable("--output", path)
     if not path.is_file() or not path.stat().st_size:
         return
     try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from inferx_kernels import ops
 from inferx_kernels.triton.inputs import store_tokens
 from torch import Tensor
 
@@ -20,10 +18,10 @@ from inferx.model.gpu.mixed import MixedSteps
 from inferx.model.gpu.mixed_graphs import MixedGraphs
 from inferx.model.gpu.sampler import GpuSampler
 from inferx.model.gpu.slots import Slots
-from inferx.model.input_batch import SamplingRows
+from inferx.model.input_batch import SamplingRows, copy_pages
 from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
-from inferx.model.upload import Download, upload, upload_int32
+from inferx.model.upload import Download, upload_int32
 
 
 class Steps:
@@ -86,7 +84,7 @@ class Steps:
         """Steps of decodes alone replay a graph, of the model and the pages that it was captured
         with; others take these."""
         self._slots.apply(plan)
-        self._copy_pages(plan.page_copies, kv)
+        copy_pages(kv, plan.page_copies)
         rows = SamplingRows.of(plan)
         if plan.num_decodes == len(plan.slots):
             logits = self._decodes.forward(plan)
@@ -108,8 +106,3 @@ class Steps:
         store_tokens(token_pool, slots, positions, sampled.token_ids)
         tensors = [] if sampled.row_logprobs is None else list(sampled.row_logprobs.tensors)
         return Launched(Download([sampled.token_ids, *tensors]), sampled.row_logprobs)
-
-    def _copy_pages(self, copies: list[tuple[int, int]], kv: list[KVCache]) -> None:
-        if copies:
-            sources, targets = upload(np.array(copies, np.int64).T.copy(), self._device)
-            ops.copy_pages((pages for cache in kv for pages in cache), sources, targets)
