@@ -57,6 +57,10 @@ def scraped(server: TritonServer) -> dict[str, float]:
     }
 
 
+def moving(server: TritonServer) -> set[str]:
+    return {name for name, value in scraped(server).items() if value > 0}
+
+
 def expected() -> set[str]:
     reasons = {
         "inferx:request_success_total": ('finished_reason="stop"', 'finished_reason="length"'),
@@ -88,8 +92,13 @@ def kill_the_engine(server: TritonServer) -> None:
 
 
 def test_a_scrape_during_load_shows_every_metric_moving(server: TritonServer) -> None:
-    moved: set[str] = set()
     deadline = time.monotonic() + PATIENCE
+    moved: set[str] = set()
+    # Before the load: once prompts have filled the pool, pages are in use or cached
+    while "inferx:kv_pages_free" not in moved:
+        assert time.monotonic() < deadline, "an idle engine shows no free pages"
+        moved = moving(server)
+        time.sleep(0.05)
     with Client(server.grpc_url, MODEL, retries=20) as client, ThreadPoolExecutor(1) as thread:
         one_round(client)
         kill_the_engine(server)
@@ -99,7 +108,7 @@ def test_a_scrape_during_load_shows_every_metric_moving(server: TritonServer) ->
             if load.done():
                 load.result()
                 load = thread.submit(one_round, client)
-            moved |= {name for name, value in scraped(server).items() if value > 0}
+            moved |= moving(server)
             time.sleep(0.05)
         load.result()
     last = scraped(server)

@@ -60,6 +60,17 @@ def running_is(count: int) -> str:
     return f"document.querySelectorAll('#tiles dd')[1].textContent === '{count}'"
 
 
+def wait_until_all_pages_show(page: Tab, endpoint: Endpoint) -> None:
+    """Gauges are written one after another: a page may show some of now and some of before."""
+    endpoint.wait_for(lambda: sum(cells(page).values()) == NUM_PAGES, "pages are missing")
+
+
+def gauges(endpoint: Endpoint) -> dict[str, float]:
+    return {
+        state: endpoint.gauge(f"inferx:kv_pages_{state}") for state in ("used", "cached", "free")
+    }
+
+
 def test_the_page_asks_for_the_key_and_forgets_it(tab: Tab, endpoint: Endpoint) -> None:
     tab.show(endpoint.url)
     assert tab.evaluate("document.activeElement.id") == "key"
@@ -84,7 +95,7 @@ def test_the_page_asks_for_the_key_and_forgets_it(tab: Tab, endpoint: Endpoint) 
 
 def test_figures_and_pages_move_with_the_load(page: Tab, endpoint: Endpoint) -> None:
     page.wait_for(running_is(0))
-    assert sum(cells(page).values()) == NUM_PAGES
+    wait_until_all_pages_show(page, endpoint)
     with OpenAI(base_url=endpoint.url + "/v1", api_key=KEY) as client:
         prompts = ["A list of rivers:", "A list of mountains:"]
         streams = [
@@ -94,14 +105,13 @@ def test_figures_and_pages_move_with_the_load(page: Tab, endpoint: Endpoint) -> 
         page.wait_for(running_is(2))
         page.wait_for("document.querySelectorAll('#pages .used').length > 2")
         page.wait_for("Number(document.querySelector('#tiles dd').textContent) > 0")
-        assert sum(cells(page).values()) == NUM_PAGES
+        wait_until_all_pages_show(page, endpoint)
         for stream in streams:
             stream.close()
     page.wait_for(running_is(0))
     page.wait_for("document.querySelectorAll('#pages .used').length === 0")
-    wanted = {state: endpoint.gauge(f"inferx:kv_pages_{state}") for state in cells(page)}
-    assert cells(page) == wanted
-    assert wanted["cached"] > 0
+    endpoint.wait_for(lambda: cells(page) == gauges(endpoint), "the page and its source differ")
+    assert cells(page)["cached"] > 0
     page.wait_for("document.querySelector('#latency').innerText.includes('ms')")
     own = {endpoint.url + path for path in ("/", "/status.json")}
     assert set(page.requests) == own
