@@ -50,13 +50,21 @@ class Client:
     A request that fails with UNAVAILABLE before any text has come (a full queue, a restart, a
     server that is not up yet) is sent again up to `retries` times, after a random wait that doubles
     from RETRY_WAIT to LONGEST_RETRY_WAIT. No other error is repeated.
+
+    With `ping_interval`, in seconds, a server that says nothing while requests run is asked whether
+    it is there, and they fail with UNAVAILABLE when it has not answered for twice as long. It must
+    allow that (tritonserver's --grpc-http2-min-recv-ping-interval-without-data, in milliseconds, is
+    5 minutes unless set), or it closes the connection.
     """
 
-    def __init__(self, url: str, model: str, *, retries: int = 0) -> None:
+    def __init__(
+        self, url: str, model: str, *, retries: int = 0, ping_interval: float | None = None
+    ) -> None:
         """`url`: host:port of Triton's gRPC endpoint."""
         self.model = model
         self.retries = retries
-        self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        options = [*_CHANNEL_OPTIONS, *_pings(ping_interval)]
+        self._channel = grpc.insecure_channel(url, options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def __enter__(self) -> Client:
@@ -132,10 +140,13 @@ class Client:
 class AsyncClient:
     """The same for asyncio. Use it within one event loop."""
 
-    def __init__(self, url: str, model: str, *, retries: int = 0) -> None:
+    def __init__(
+        self, url: str, model: str, *, retries: int = 0, ping_interval: float | None = None
+    ) -> None:
         self.model = model
         self.retries = retries
-        self._channel = grpc.aio.insecure_channel(url, options=_ASYNC_CHANNEL_OPTIONS)
+        options = [*_ASYNC_CHANNEL_OPTIONS, *_pings(ping_interval)]
+        self._channel = grpc.aio.insecure_channel(url, options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # On the wire the same as a stream of one request, and a task less for each
         self._infer = self._channel.unary_stream(
@@ -216,6 +227,18 @@ class AsyncClient:
             call.cancel()
         if failure is not None:
             raise failure
+
+
+def _pings(interval: float | None) -> list[tuple[str, int]]:
+    if interval is None:
+        return []
+    milliseconds = round(1000 * interval)
+    return [
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", 2 * milliseconds),
+        ("grpc.http2.ping_timeout_ms", 2 * milliseconds),  # newer gRPC goes by this one
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 def _names(index: service_pb2.RepositoryIndexResponse) -> list[str]:

@@ -26,6 +26,8 @@ _STATUS = {  # gRPC's names to Triton's
     grpc.StatusCode.DEADLINE_EXCEEDED: "CANCELLED",
     grpc.StatusCode.UNIMPLEMENTED: "UNSUPPORTED",
 }
+# How the message begins where the server did not answer: no word of its own, but of the channel's
+NO_CONNECTION = "the connection to the server failed"
 _NUMBERS = {"UINT32": "I", "INT32": "i", "FP32": "f"}
 
 
@@ -39,8 +41,10 @@ class InferenceError(Exception):
 
     @classmethod
     def of(cls, error: grpc.RpcError) -> InferenceError:
-        code = error.code()
-        return cls(_STATUS.get(code, code.name), error.details() or "no reason was given")
+        code, details = error.code(), error.details() or "no reason was given"
+        if code == grpc.StatusCode.UNAVAILABLE:
+            return cls("UNAVAILABLE", f"{NO_CONNECTION}: {details}")
+        return cls(_STATUS.get(code, code.name), details)
 
     @classmethod
     def of_text(cls, text: str) -> InferenceError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from inferx.triton.server import TritonServer, write_model_repository
-from inferx_client import AsyncClient, Client, InferenceError
+from inferx_client import AsyncClient, Client, Completion, InferenceError
 from inferx_client.load import run_load
 from inferx_client.wire import DEFAULT_DETAILS
 
@@ -168,6 +168,16 @@ def test_a_server_that_does_not_answer_is_left_after_the_timeout() -> None:
         with Client(f"{host}:{port}", MODEL) as client, pytest.raises(InferenceError) as error:
             client.generate("Once", timeout=0.1)
     assert error.value.status in ("CANCELLED", "UNAVAILABLE")
+
+
+def test_pings_are_taken_during_a_long_silence(url: str) -> None:
+    """More of them than a server allows that has not been told to."""
+
+    async def ask() -> Completion:
+        async with AsyncClient(url, MODEL, ping_interval=1.5) as client:
+            return await client.generate("Once", max_tokens=4000, ignore_eos=True)
+
+    assert asyncio.run(ask()).num_output_tokens == [4000]
 
 
 def test_the_examples_of_the_readme_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:

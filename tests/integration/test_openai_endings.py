@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -46,6 +47,20 @@ def begun_stream(client: OpenAI, max_tokens: int) -> Any:
     )
     next(stream)
     return stream
+
+
+@contextlib.contextmanager
+def frozen_triton(endpoint: Endpoint) -> Iterator[None]:
+    (triton,) = (
+        process
+        for process in psutil.Process(endpoint.pid).children(recursive=True)
+        if process.name() == "tritonserver"
+    )
+    triton.suspend()
+    try:
+        yield
+    finally:
+        triton.resume()
 
 
 def kill_the_engine(endpoint: Endpoint) -> None:
@@ -98,6 +113,20 @@ def test_a_dead_engine_is_503_until_it_is_back() -> None:
         with client_of(endpoint, retries=10) as client:
             after = client.completions.create(model=MODEL, prompt="Once", max_tokens=8)
         assert after.choices == before.choices
+
+
+def test_a_triton_that_does_not_answer_is_503_until_it_does() -> None:
+    with serving(*OPTIONS) as endpoint, client_of(endpoint) as client:
+        stream = begun_stream(client, 1000)
+        with frozen_triton(endpoint), ThreadPoolExecutor() as threads:
+            answers = list(threads.map(lambda path: asked(endpoint, path), ASKED))
+            with pytest.raises(openai.APIError, match="Triton does not answer"):
+                list(stream)
+        for status, retry_after, answer in answers:
+            assert (status, retry_after) == (503, "1")
+            assert answer["error"]["message"] == "Triton does not answer"
+        endpoint.wait_for(lambda: asked(endpoint, "/health")[0] == 200, "it does not come back")
+        assert len(list(begun_stream(client, 20))) > 10
 
 
 def test_a_server_that_has_to_end_finishes_a_stream_first() -> None:

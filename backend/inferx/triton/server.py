@@ -24,6 +24,7 @@ __all__ = ["ServerError", "TritonServer", "find_server", "write_model_repository
 
 _POLL_SECONDS = 0.05
 _START_TRIES = 3  # another process may take a free port before tritonserver does
+_PING_INTERVAL_MS = 1000
 _GRACE_SECONDS = 5.0  # beyond the server's own exit timeout, then SIGKILL
 
 
@@ -190,6 +191,8 @@ class TritonServer:
             f"--exit-timeout-secs={self.exit_timeout}",
             # The caller's trace becomes a request parameter; `generate` leaves headers out.
             "--grpc-header-forward-pattern=traceparent",
+            # Clients may ask often whether a server is there that says nothing: a long prefill.
+            f"--grpc-http2-min-recv-ping-interval-without-data={_PING_INTERVAL_MS}",
         ]
         for service in ("http", "grpc", "metrics"):
             options.append(f"--{service}-address={self.address}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from inferx_client.wire import InferenceError
+from inferx_client.wire import NO_CONNECTION, InferenceError
 
 from inferx.errors import RequestError
 
@@ -67,6 +67,8 @@ def of_request_error(error: RequestError) -> ApiError:
 
 
 def of_inference_error(error: InferenceError) -> ApiError:
+    if error.message.startswith(NO_CONNECTION):  # the rest names Triton's address
+        return ApiError(503, "Triton does not answer")
     return of_status(error.status, error.message)
 
 

@@ -10,6 +10,8 @@ from inferx_client import AsyncClient
 from inferx.entrypoints.openai.errors import ApiError
 from inferx.text.tokenizer import Tokenizer
 
+_PING_INTERVAL = 5.0  # seconds; our tritonserver allows it
+
 
 class ServedModel(NamedTuple):
     name: str
@@ -23,7 +25,7 @@ class Models:
     def __init__(self, grpc_url: str, tokenizers: Mapping[str, Tokenizer]) -> None:
         """For use within one event loop."""
         first, *others = tokenizers
-        self._owner = AsyncClient(grpc_url, first)
+        self._owner = AsyncClient(grpc_url, first, ping_interval=_PING_INTERVAL)
         clients = [self._owner, *(self._owner.for_model(name) for name in others)]
         self._models = {
             client.model: ServedModel(client.model, tokenizers[client.model], client)
