@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,23 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def write(option: str, path: Path, content: bytes) -> None:
-    """Raises OutputError where the file of a command's option cannot be written."""
+    """A file that is there stays as it is until the new one is whole: a full disk loses nothing.
+
+    Raises OutputError where the file of a command's option cannot be written.
+    """
     with _naming(option, path):
-        path.write_bytes(content)
+        place = Path(os.path.realpath(path))
+        if place.exists() and not _is_replaceable(place):
+            place.write_bytes(content)
+            return
+        unfinished = place.with_name(f".{os.getpid()}.unfinished")
+        try:
+            unfinished.write_bytes(content)
+            if place.exists():
+                shutil.copymode(place, unfinished)
+            unfinished.replace(place)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def write_picture(option: str, path: Path, figure: Any, *, dpi: int) -> None:
@@ -42,6 +57,16 @@ def write_picture(option: str, path: Path, figure: Any, *, dpi: int) -> None:
     drawn = BytesIO()
     figure.savefig(drawn, dpi=dpi, format=path.suffix.removeprefix("."))
     write(option, path, drawn.getvalue())
+
+
+def _is_replaceable(path: Path) -> bool:
+    """A file of this user under one name, no device, in a folder that takes another file."""
+    return (
+        path.is_file()
+        and path.stat().st_nlink == 1
+        and path.stat().st_uid == os.geteuid()
+        and os.access(path.parent, os.W_OK | os.X_OK)
+    )
 
 
 @contextmanager

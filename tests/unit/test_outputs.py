@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,47 @@ def test_looking_leaves_no_file_and_changes_none(tmp_path: Path) -> None:
         check_writable("--json", path)
     assert list(tmp_path.iterdir()) == [there]
     assert there.read_text() == "before"
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond four bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_file_that_is_there_outlives_one_that_could_not_be_written(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("old")
+    assert refusal(lambda: write("--json", there, b"larger")) == (
+        f"the file '{there}' cannot be written (File too large): name another with --json"
+    )
+    assert refusal(lambda: write("--json", tmp_path / "new.json", b"larger"))
+    assert list(tmp_path.iterdir()) == [there]
+    assert there.read_text() == "old"
+
+
+def test_a_file_that_is_written_over_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
+    there, link, name = tmp_path / "there.json", tmp_path / "link.json", tmp_path / "name.json"
+    there.write_text("before")
+    there.chmod(0o640)
+    link.symlink_to(there)
+    for path, content in ((there, b"1"), (link, b"2")):
+        write("--json", path, content)
+        assert there.read_bytes() == content
+        assert there.stat().st_mode & 0o777 == 0o640
+    name.hardlink_to(there)
+    write("--json", name, b"3")
+    assert there.read_bytes() == b"3"
+    assert link.is_symlink()
+
+
+def test_a_device_is_written_to() -> None:
+    write("--json", Path("/dev/null"), b"{}")
+    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize("name", ["p.png", "p.svg"])
