@@ -15,6 +15,7 @@ from inferx.entrypoints.serving import local_model, models_of_repository
 from inferx.errors import InferxError
 from inferx.source import resolve
 from inferx.triton.installation import (
+    ServerError,
     ServerInstallation,
     find_libpython,
     find_server,
@@ -29,11 +30,6 @@ _PORTS = (8000, 8001, 8002, 9000)  # of `inferx serve`, unless told otherwise
 _SHARED_MEMORY_BYTES = 64 * 2**20  # what a container gets unless told otherwise
 
 _FAILURES = (InferxError, LookupError, OSError, PackageNotFoundError, subprocess.TimeoutExpired)
-
-_TAKEN = (
-    f"one of {', '.join(map(str, _PORTS))} is taken, perhaps by a server that runs already: give "
-    "others, or 0 for free ones, with --http-port, --grpc-port, --metrics-port and --openai-port"
-)
 
 State = Literal["found", "missing", "absent"]  # absent: not there, and not needed
 
@@ -70,7 +66,7 @@ def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> lis
         ),
         _check("GPU", _gpu, optional="none: models run on the CPU"),
         _check("model", lambda: _model(model)),
-        _check("ports", _ports, optional=_TAKEN),
+        _ports(),
         _check("shared memory", _shared_memory),
     ]
     return findings
@@ -133,8 +129,12 @@ def _gpu() -> str:
     return "; ".join(gpus)
 
 
-def _ports() -> str:
-    return f"{', '.join(map(str, choose_ports('127.0.0.1', _PORTS)))} are free"
+def _ports() -> Finding:
+    try:
+        ports = ", ".join(map(str, choose_ports("127.0.0.1", _PORTS)))
+    except ServerError as error:  # taken, perhaps by a server of ours: nothing is wrong
+        return Finding("ports", "absent", str(error))
+    return Finding("ports", "found", f"{ports} are free")
 
 
 def _model(model: str) -> str:
