@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -18,7 +17,11 @@ from typing import Any, NamedTuple
 from openai import OpenAI
 
 PATIENCE = 30.0  # seconds for something that takes one or two
-_SERVE = [sys.executable, "-c", "from inferx.cli import main; main()", "serve"]
+# With as many open files as a login shell of most systems allows
+_SERVE = [
+    *("sh", "-c", 'ulimit -Sn 1024 || true; exec "$@"', "sh"),
+    *(sys.executable, "-c", "from inferx.cli import main; main()", "serve"),
+]
 _FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
 
 
@@ -99,7 +102,6 @@ def serving(model: str, *options: str) -> Iterator[Endpoint]:
         [*_SERVE, model, *_FREE_PORTS, *options],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_with_usual_limits,
     )
     assert program.stderr is not None
     lines: list[str] = []
@@ -122,9 +124,3 @@ def serving(model: str, *options: str) -> Iterator[Endpoint]:
         status = program.wait(timeout=60)
         log.wait()
     assert status == 0
-
-
-def _with_usual_limits() -> None:
-    """Of open files, as many as a login shell of most systems allows."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))

