@@ -1,14 +1,16 @@
-"""Where a completion's tokens begin in its text."""
+"""Logprobs in OpenAI's shapes: where tokens begin, and which number a name has."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from inferx.entrypoints.openai.backlog import Part
 from inferx.entrypoints.openai.completions import CompletionAnswer
+from inferx.entrypoints.openai.logprobs import chat_logprobs
 from inferx.entrypoints.openai.protocol import completion_request
-from tokenizing import smollm2
+from tokenizing import byte_fallback, piece, smollm2
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,36 @@ def test_a_control_token_counts_where_the_text_shows_it(
     entries = [{str(token): {"logprob": -1.0}} for token in ids]
     shown = CompletionAnswer(request, tokenizer).chunk_choice(Part(0, "", entries, None))
     assert shown["logprobs"]["text_offset"] == offsets
+
+
+def completion_logprobs(*entries: dict[str, Any]) -> dict[str, Any]:
+    request = completion_request({"model": "m", "prompt": "hi", "logprobs": 2})
+    answer = CompletionAnswer(request, byte_fallback())
+    return answer.chunk_choice(Part(0, "", list(entries), None))["logprobs"]
+
+
+def test_of_two_tokens_with_one_text_the_sampled_one_counts() -> None:
+    """SentencePiece has a letter as a piece and, beside it, as a byte."""
+    letter, byte, other = piece("h"), 3 + ord("h"), piece("e")
+    assert byte_fallback().token_bytes(byte) == b"h"
+    shown = completion_logprobs(
+        {
+            str(letter): {"logprob": -0.5, "rank": 1},
+            str(other): {"logprob": -1.0, "rank": 2},
+            str(byte): {"logprob": -9.0, "rank": 3},
+        }
+    )
+    assert shown["tokens"] == ["h"]
+    assert shown["token_logprobs"] == [-0.5]
+    assert shown["top_logprobs"] == [{"h": -0.5, "e": -1.0}]
+
+
+@pytest.mark.parametrize("logprob", [None, -math.inf])
+def test_a_logprob_that_is_not_finite_is_the_lowest_number(logprob: float | None) -> None:
+    """Null is what the tensor interface says for one."""
+    entry = {str(piece("h")): {"logprob": logprob, "rank": 1, "decoded_token": "h"}}
+    assert completion_logprobs(entry)["token_logprobs"] == [-9999.0]
+    assert completion_logprobs(entry)["top_logprobs"] == [{"h": -9999.0}]
+    (shown,) = chat_logprobs(byte_fallback(), [entry], 1)["content"]
+    token = {"token": "h", "logprob": -9999.0, "bytes": [ord("h")]}
+    assert shown == {**token, "top_logprobs": [token]}

@@ -27,9 +27,14 @@ def _position(tokenizer: Tokenizer, entry: Entry, top: int) -> dict[str, Any]:
 def _token(tokenizer: Tokenizer, token_id: int, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "token": found["decoded_token"],
-        "logprob": max(found["logprob"], _LOWEST),
+        "logprob": _number(found["logprob"]),
         "bytes": list(tokenizer.token_bytes(token_id)),
     }
+
+
+def _number(logprob: float | None) -> float:
+    """None is what the server says for one that is not finite."""
+    return _LOWEST if logprob is None else max(logprob, _LOWEST)
 
 
 class CompletionLogprobs:
@@ -50,14 +55,15 @@ class CompletionLogprobs:
             "text_offset": [],
         }
         for entry in entries:
-            names = {self._name(int(token_id)): found for token_id, found in entry.items()}
             sampled = int(next(iter(entry)))
+            named: dict[str, float] = {}
+            for token_id, found in entry.items():
+                # Of two tokens with one text, a letter and its byte, the first: sampled or likelier
+                named.setdefault(self._name(int(token_id)), _number(found["logprob"]))
             name = self._name(sampled)
             shown["tokens"].append(name)
-            shown["token_logprobs"].append(max(names[name]["logprob"], _LOWEST))
-            shown["top_logprobs"].append(
-                {other: max(found["logprob"], _LOWEST) for other, found in names.items()}
-            )
+            shown["token_logprobs"].append(named[name])
+            shown["top_logprobs"].append(named)
             shown["text_offset"].append(self._offset)
             if sampled not in self._hidden:
                 self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(sampled)))
