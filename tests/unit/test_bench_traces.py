@@ -91,6 +91,14 @@ def test_a_request_is_a_span_of_the_genai_conventions_under_its_caller() -> None
     assert request.status.code == Status.STATUS_CODE_UNSET
 
 
+def test_a_request_without_a_limit_has_none_in_its_span_and_no_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, spans = received(trace(sampling=SamplingParams(max_tokens=None)))
+    assert "gen_ai.request.max_tokens" not in attributes(spans[-1])
+    assert caplog.messages == []
+
+
 def test_queue_prefill_and_decode_are_its_children() -> None:
     _, spans = received(trace())
     *children, request = spans

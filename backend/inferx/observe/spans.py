@@ -109,7 +109,8 @@ def _attributes(trace: RequestTrace) -> Iterator[tuple[str, Any]]:
 
 
 def _parameters(params: SamplingParams) -> Iterator[tuple[str, Any]]:
-    yield "gen_ai.request.max_tokens", params.max_tokens
+    if params.max_tokens is not None:
+        yield "gen_ai.request.max_tokens", params.max_tokens
     yield "gen_ai.request.temperature", params.temperature
     yield "gen_ai.request.top_p", params.top_p
     yield "gen_ai.request.top_k", params.top_k
