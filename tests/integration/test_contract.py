@@ -177,6 +177,12 @@ def test_token_ids_are_a_prompt_and_come_back_as_text(server: TritonServer) -> N
     assert by_ids.as_numpy("num_input_tokens") == by_text.as_numpy("num_input_tokens")
 
 
+def test_a_character_that_token_ids_leave_incomplete_is_shown_once(server: TritonServer) -> None:
+    ids = [19556, 15107]  # "Hello", and the beginning of an emoji that the output does not complete
+    options = tensors(input_ids=ids, sampling_parameters={"max_tokens": TOKENS})[1:]
+    assert texts(ask(server, "stated", options)) == ["Hello \ufffd" + TEXT]
+
+
 def test_special_tokens_in_the_text_are_parsed_unless_the_request_says_otherwise(
     server: TritonServer,
 ) -> None:

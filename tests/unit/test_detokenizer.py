@@ -95,8 +95,7 @@ def test_an_output_is_what_the_whole_has_beyond_the_complete_prompt(
 ) -> None:
     tokenizer, some_ids = TOKENIZERS[kind][0](), TOKENIZERS[kind][1]
     prompt, output = data.draw(some_ids), data.draw(some_ids)
-    before = tokenizer.detokenizer(prompt_token_ids=())
-    complete = before.push(prompt)
+    complete = tokenizer.decode_prompt(prompt)
     stream = tokenizer.detokenizer(prompt_token_ids=prompt)
     text = stream.push(output) + stream.flush()
     assert complete + text == tokenizer.decode(prompt + output)

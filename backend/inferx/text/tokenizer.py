@@ -101,6 +101,13 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens, prompt_token_ids=())
         return detokenizer.push(token_ids) + detokenizer.flush()
 
+    def decode_prompt(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text that an output's `detokenizer` goes on from: a character that the prompt leaves
+        incomplete is the output's."""
+        return self.detokenizer(skip_special_tokens=skip_special_tokens, prompt_token_ids=()).push(
+            token_ids
+        )
+
     def detokenizer(
         self,
         *,

@@ -106,7 +106,7 @@ class Admission:
             return ""
         if request.text is not None:
             return request.text
-        return self._tokenizer.decode(
+        return self._tokenizer.decode_prompt(
             prompt_token_ids, skip_special_tokens=request.sampling.skip_special_tokens
         )
 
