@@ -130,7 +130,7 @@ class Client:
                 except InferenceError as error:
                     failure = error
         except grpc.RpcError as error:
-            raise InferenceError.of(error) from None
+            raise failure or InferenceError.of(error) from None
         finally:
             call.cancel()
         if failure is not None:
@@ -222,7 +222,7 @@ class AsyncClient:
                 except InferenceError as error:
                     failure = error
         except grpc.RpcError as error:
-            raise InferenceError.of(error) from None
+            raise failure or InferenceError.of(error) from None
         finally:
             call.cancel()
         if failure is not None:

@@ -117,16 +117,16 @@ def generate_request(
     """A request for `prompt`, text or token ids. `timeout`: seconds, enforced by the server.
 
     `sampling` and `details` are named as in the README's interface: max_tokens, finish_reason, …
-    Raises InferenceError for a prompt that is neither.
+    Raises InferenceError for a prompt that is neither, or no valid Unicode.
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     if isinstance(prompt, str):
-        _add_text(request, "text_input", prompt)
+        _add_bytes(request, "text_input", _encoded(prompt))
     else:
         _add(request, "input_ids", "INT32", len(prompt), _packed(prompt))
     _add_bool(request, "stream", stream)
     _add_bool(request, "exclude_input_in_output", exclude_input)
-    _add_text(request, "sampling_parameters", json.dumps(dict(sampling)))
+    _add_bytes(request, "sampling_parameters", json.dumps(dict(sampling)).encode())
     for name in details:
         _add_bool(request, f"return_{name}", True)
     if timeout is not None:
@@ -215,8 +215,17 @@ def _packed(token_ids: Sequence[int]) -> bytes:
         ) from None
 
 
-def _add_text(request: Any, name: str, text: str) -> None:
-    data = text.encode("utf-8")
+def _encoded(prompt: str) -> bytes:
+    try:
+        return prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InferenceError(
+            "INVALID_ARG",
+            f"the prompt has an unpaired surrogate at character {error.start}: send valid Unicode",
+        ) from None
+
+
+def _add_bytes(request: Any, name: str, data: bytes) -> None:
     _add(request, name, "BYTES", 1, struct.pack("<I", len(data)) + data)
 
 

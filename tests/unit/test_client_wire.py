@@ -65,6 +65,15 @@ def test_what_is_neither_text_nor_token_ids_is_refused(prompt: list) -> None:
     assert error.value.status == "INVALID_ARG"
 
 
+def test_half_a_character_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(InferenceError) as error:
+        generate_request("m", "ok \ud800", stream=False, sampling={})
+    assert (error.value.status, error.value.message) == (
+        "INVALID_ARG",
+        "the prompt has an unpaired surrogate at character 3: send valid Unicode",
+    )
+
+
 def test_a_streamed_response_is_one_delta_of_its_choice() -> None:
     found = deltas(
         response(
