@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -38,11 +39,14 @@ def write(option: str, path: Path, content: bytes) -> None:
         if place.exists() and not _is_replaceable(place):
             place.write_bytes(content)
             return
-        unfinished = place.with_name(f".{os.getpid()}.unfinished")
+        # A name that nobody can have put a link under, in a folder of everybody's
+        unfinished = place.with_name(f".{secrets.token_hex(8)}.unfinished")
+        file = unfinished.open("xb")
         try:
-            unfinished.write_bytes(content)
-            if place.exists():
-                shutil.copymode(place, unfinished)
+            with file:
+                if place.exists():
+                    shutil.copymode(place, unfinished)
+                file.write(content)
             unfinished.replace(place)
         finally:
             unfinished.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,21 @@ def test_a_file_that_is_written_over_keeps_its_permissions_and_its_links(tmp_pat
     write("--json", name, b"3")
     assert there.read_bytes() == b"3"
     assert link.is_symlink()
+
+
+def test_a_link_that_waits_under_the_unfinished_file_s_name_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user can lay one in a folder like /tmp."""
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    other, link, new = tmp_path / "other", tmp_path / ".guessed.unfinished", tmp_path / "new.json"
+    other.write_text("theirs")
+    link.symlink_to(other)
+    assert refusal(lambda: write("--json", new, b"{}")) == (
+        f"the file '{new}' cannot be written (File exists): name another with --json"
+    )
+    assert other.read_text() == "theirs"
+    assert sorted(tmp_path.iterdir()) == [link, other]
 
 
 def test_a_device_is_written_to() -> None:
