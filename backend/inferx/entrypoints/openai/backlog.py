@@ -37,6 +37,7 @@ class Backlog:
         self._size = 0
         self._parts: dict[int, Part] = {}
         self._closed = False
+        self._error: BaseException | None = None
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
 
@@ -58,13 +59,14 @@ class Backlog:
             raise failure
         self._changed.set()
 
-    def close(self) -> None:
-        """Nothing more will come."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Nothing more will come. `take` raises the error after all that waits."""
         self._closed = True
+        self._error = error
         self._changed.set()
 
     def fail(self, failure: BaseException) -> None:
-        """The next `take` raises it; what waits is dropped."""
+        """Nobody will read on: the next `take` raises it, and what waits is dropped."""
         self._failure = self._failure or failure
         self._parts.clear()
         self._size = 0
@@ -80,6 +82,8 @@ class Backlog:
         """All there is; empty at the end."""
         if self._failure is not None:
             raise self._failure
+        if self._error is not None and not self._parts:
+            raise self._error
         parts = list(self._parts.values())
         self._parts.clear()
         self._size = 0

@@ -84,14 +84,15 @@ class Generation:
 
     async def stream(self, backlog: Backlog) -> None:
         """Puts all that comes into the backlog, and how it ends."""
+        failure = None
         try:
             await _together([self._follow(i, backlog) for i in range(len(self._prompts))])
         except Overflow:
-            return  # the backlog knows
+            pass  # the backlog knows
         except Exception as error:
-            backlog.fail(error)
+            failure = error
         finally:
-            backlog.close()
+            backlog.close(failure)
 
     async def _follow(self, index: int, backlog: Backlog) -> None:
         first_choice = index * self._num_choices
