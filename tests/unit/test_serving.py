@@ -12,6 +12,7 @@ from inferx.entrypoints.api_server import openai_frontend
 from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.openai.status import shown_settings
 from inferx.entrypoints.serving import (
+    Timeouts,
     local_model,
     models_of_repository,
     refuse_settings_of_repository,
@@ -21,6 +22,7 @@ from inferx.entrypoints.serving import (
 )
 from inferx.entrypoints.settings import engine_config, option_name, with_settings
 from inferx.errors import ConfigError, ModelLoadError
+from inferx.model_sources import models_in_repository
 from inferx.source import ROOTS_VARIABLE, resolve
 from inferx.triton.server import write_model_repository
 from inferx.triton.server_log import load_failure
@@ -217,3 +219,12 @@ def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelLoadError), offline.loaded({"model": str(folder)}):
         pass
+
+
+def test_a_server_of_several_models_waits_for_the_slowest_of_them(tmp_path: Path) -> None:
+    settings = {"engine": "synthetic", "tokenizer": TOKENIZER}
+    write_model_repository(tmp_path, "patient", {**settings, "drain_timeout": 89.5})
+    write_model_repository(tmp_path, "large", {**settings, "start_timeout": 1800})
+    configs = [model.config for model in models_in_repository(tmp_path).values()]
+    assert Timeouts.of(configs) == Timeouts(start=1860, exit=95)
+    assert Timeouts.of([]) == Timeouts(start=660, exit=25)

@@ -9,11 +9,11 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -55,6 +55,22 @@ class Endpoint:
         }
 
 
+class Timeouts(NamedTuple):
+    """Seconds that a server has: as long as its slowest model may take, and a little more."""
+
+    start: float
+    exit: int
+
+    @classmethod
+    def of(cls, models: Iterable[EngineConfig]) -> Timeouts:
+        """Of a repository without a model of ours: those of a model with the default settings."""
+        configs = list(models) or [EngineConfig()]
+        return cls(
+            start=max(config.start_timeout for config in configs) + 60,
+            exit=math.ceil(max(config.drain_timeout for config in configs)) + 5,
+        )
+
+
 def serve(
     settings: Mapping[str, Any],
     endpoint: Endpoint,
@@ -70,30 +86,34 @@ def serve(
     config = engine_config(settings)
     if models := models_of_repository(config.model):
         refuse_settings_of_repository(settings, name)
+        repository = Path(config.model).expanduser()
+        timeouts = Timeouts.of(model.config for model in models_in_repository(repository).values())
         server = TritonServer(
-            Path(config.model).expanduser(),
+            repository,
             installation=find_server(tritonserver),
             **endpoint.options(),
+            exit_timeout=timeouts.exit,
             log=None,
         )
         served = served_from(server.repository) if frontend else {}
-        return _run(server, models, config.start_timeout, frontend, served)
+        return _run(server, models, timeouts.start, frontend, served)
     settings, roots = local_model(settings)
     name = name or served_name(config.model)
     installation = find_server(tritonserver)
     config = engine_config(settings)
     tokenizer = model_and_tokenizer(config, roots or [Path.cwd()])[1]
     served = {name: Served(config, tokenizer)}
+    timeouts = Timeouts.of([config])
     with tempfile.TemporaryDirectory(prefix="inferx-models-") as folder:
         server = TritonServer(
             write_model_repository(folder, name, settings),
             installation=installation,
             **endpoint.options(),
-            exit_timeout=math.ceil(config.drain_timeout) + 5,
+            exit_timeout=timeouts.exit,
             log=None,
             environment=with_roots(os.environ, roots),
         )
-        return _run(server, [name], config.start_timeout, frontend, served)
+        return _run(server, [name], timeouts.start, frontend, served)
 
 
 def served_from(repository: Path) -> dict[str, Served]:
@@ -200,7 +220,7 @@ def _run(
     previous = signal.signal(signal.SIGTERM, interrupt)
     _allow_open_files()
     try:
-        server.start(timeout=start_timeout + 60, on_wait=_progress(", ".join(names)))
+        server.start(timeout=start_timeout, on_wait=_progress(", ".join(names)))
         if frontend and listener:
             openai = frontend.start(listener, server, served)
         _announce(server, names, openai)
