@@ -131,8 +131,10 @@ def test_an_error_is_told_by_its_status_alone() -> None:
 
 
 def test_content_is_there_only_where_it_was_asked_for() -> None:
-    _, spans = received(trace(prompt="Once", texts=[" upon", " in"], finish_reasons=["length"]))
+    reasons = [None, "length"]  # the error of the first one came when the second had ended
+    _, spans = received(trace(prompt="Once", texts=[" upon", " in"], finish_reasons=reasons))
     found = attributes(spans[-1])
+    assert found["gen_ai.response.finish_reasons"] == ["length"]
     assert json.loads(found["gen_ai.input.messages"]) == [
         {"role": "user", "parts": [{"type": "text", "content": "Once"}]}
     ]
@@ -142,7 +144,7 @@ def test_content_is_there_only_where_it_was_asked_for() -> None:
             "parts": [{"type": "text", "content": text}],
             "finish_reason": reason,
         }
-        for text, reason in ((" upon", "length"), (" in", "error"))
+        for text, reason in ((" upon", "error"), (" in", "length"))
     ]
     assert found["gen_ai.request.stop_sequences"] == ["END"]
 

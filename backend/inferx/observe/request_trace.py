@@ -55,7 +55,7 @@ class RequestTrace(NamedTuple):
     input_tokens: int
     cached_tokens: int  # of the input
     output_tokens: int  # of all choices
-    finish_reasons: list[str]
+    finish_reasons: list[str | None]  # of each choice; None: an error ended it
     error: str | None  # a Triton status name
     prompt: str | None  # None: content is not to be told
-    texts: list[str]
+    texts: list[str]  # of each choice

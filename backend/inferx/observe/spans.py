@@ -97,8 +97,8 @@ def _attributes(trace: RequestTrace) -> Iterator[tuple[str, Any]]:
     yield "gen_ai.usage.input_tokens", trace.input_tokens
     yield "gen_ai.usage.cache_read.input_tokens", trace.cached_tokens
     yield "gen_ai.usage.output_tokens", trace.output_tokens
-    if trace.finish_reasons:
-        yield "gen_ai.response.finish_reasons", trace.finish_reasons
+    if reasons := [reason for reason in trace.finish_reasons if reason is not None]:
+        yield "gen_ai.response.finish_reasons", reasons
     if trace.first_chunk is not None:
         seconds = (trace.first_chunk - trace.begin) / _SECOND
         yield "gen_ai.response.time_to_first_chunk", seconds
@@ -123,10 +123,9 @@ def _parameters(params: SamplingParams) -> Iterator[tuple[str, Any]]:
 
 def _content(trace: RequestTrace, prompt: str) -> Iterator[tuple[str, Any]]:
     yield "gen_ai.input.messages", _messages([{"role": "user", "parts": _parts(prompt)}])
-    reasons = [*trace.finish_reasons, *["error"] * len(trace.texts)]
     answers = [
-        {"role": "assistant", "parts": _parts(text), "finish_reason": reason}
-        for text, reason in zip(trace.texts, reasons, strict=False)
+        {"role": "assistant", "parts": _parts(text), "finish_reason": reason or "error"}
+        for text, reason in zip(trace.texts, trace.finish_reasons, strict=True)
     ]
     yield "gen_ai.output.messages", _messages(answers)
     if trace.sampling is not None and trace.sampling.stop:

@@ -84,7 +84,7 @@ def _trace(model: str, outbox: Outbox) -> RequestTrace:
         input_tokens=outbox.num_input_tokens,
         cached_tokens=outbox.num_cached_tokens,
         output_tokens=sum(choice.stream.num_tokens for choice in outbox.choices),
-        finish_reasons=[c.finish_reason for c in outbox.choices if c.finish_reason is not None],
+        finish_reasons=[choice.finish_reason for choice in outbox.choices],
         error=outbox.status,
         prompt=_prompt(request) if outbox.keeps_texts else None,
         texts=["".join(choice.texts or ()) for choice in outbox.choices],
