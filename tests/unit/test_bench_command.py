@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from inferx.cli import app
+from inferx.entrypoints.bench import BenchOptions
 from inferx.errors import ConfigError
 from typer.testing import CliRunner
 
@@ -35,3 +36,18 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, options: list[str], sentence:
     assert isinstance(ended.exception, ConfigError)
     assert sentence in str(ended.exception)
     assert "\n" not in str(ended.exception)
+
+
+def test_a_report_shows_what_was_given_as_zero_too() -> None:
+    assert BenchOptions("m", concurrency=(1,), warm_up=0).shown() == {
+        "model": "m",
+        "url": "127.0.0.1:8001",
+        "concurrency": [1],
+        "speed": 1.0,
+        "scale": 1.0,
+        "warm_up": 0,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "timeout": 600.0,
+        "seed": 0,
+    }

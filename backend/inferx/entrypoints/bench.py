@@ -96,7 +96,7 @@ class BenchOptions:
             if isinstance(value, tuple)
             else value
             for name, value in values.items()
-            if value not in (None, (), False)
+            if value is not None and value is not False and value != ()
         }
 
 
