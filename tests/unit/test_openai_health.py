@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
 from inferx.entrypoints.frontend import Frontend
-from inferx.entrypoints.openai import health
+from inferx.entrypoints.openai import chat, health
 from inferx.entrypoints.openai.app import Backend
 from inferx.entrypoints.openai.model_metrics import models_on
 from inferx.entrypoints.openai.server import OpenAIServer
@@ -115,3 +116,31 @@ def test_head_is_refused_where_get_is(site: httpx2.Client) -> None:
     for path, status in (("/v1/models/none", 404), ("/none", 404), ("/v1/completions", 405)):
         assert site.get(path).status_code == status
         assert site.head(path).status_code == status
+
+
+def test_health_does_not_wait_for_chats_whose_prompts_are_made(
+    site: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat of megabytes takes seconds, and four at a time."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def held(*arguments: Any, **named: Any) -> list[int]:
+        begun.release()
+        go_on.wait()
+        return [1]
+
+    monkeypatch.setattr(chat, "encode_chat", held)
+    body = {"model": "up", "messages": [{"role": "user", "content": "hi"}]}
+    with ThreadPoolExecutor(5) as clients:
+        asked = [
+            clients.submit(httpx2.post, f"{site.base_url}/v1/chat/completions", json=body)
+            for _ in range(5)
+        ]
+        try:
+            for _ in range(4):
+                assert begun.acquire(timeout=10)
+            assert site.get("/health").status_code == 200
+            assert site.get("/status.json").json()["problem"] is None
+        finally:
+            go_on.set()
+        assert {answer.result().status_code for answer in asked} == {500}  # Triton takes none here

@@ -28,7 +28,8 @@ from inferx.entrypoints.openai.streaming import GenerateRoute, Job, as_api_error
 from inferx.entrypoints.openai.turns import Turns
 from inferx.text.tokenizer import Tokenizer
 
-_THREADS = 4  # that render templates and fetch Triton's metrics
+_TEMPLATE_THREADS = 4
+_METRICS_THREADS = 2  # apart, as health must not wait for chats of megabytes
 
 
 class Backend(NamedTuple):
@@ -50,7 +51,8 @@ class _Endpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.errors = RecentErrors()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="inferx-openai")
+        self._templates = ThreadPoolExecutor(_TEMPLATE_THREADS, "inferx-templates")
+        self._metrics = ThreadPoolExecutor(_METRICS_THREADS, "inferx-scrapes")
 
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
@@ -58,19 +60,20 @@ class _Endpoint:
         self.reading = Reading()
         self.models = Models(backend.grpc_url, backend.tokenizers)
         self.status = Status(
-            self.models, backend.configs, backend.metrics_url, self._threads, self.errors
+            self.models, backend.configs, backend.metrics_url, self._metrics, self.errors
         )
         try:
             yield
         finally:
             await self.models.close()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._templates, self._metrics):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, body: dict[str, Any]) -> Job:
         request = chat_request(body)
         model = self.models.get(request.model)
         answer = ChatAnswer(request, model.tokenizer)
-        prompt = await chat_prompt(request, model.tokenizer, self._threads)
+        prompt = await chat_prompt(request, model.tokenizer, self._templates)
         generation = Generation(
             model.client,
             [prompt],
@@ -103,12 +106,12 @@ class _Endpoint:
         return _shown(self.models.get(name).name)
 
     async def health(self) -> dict[str, str]:
-        if reason := await unhealthy(self.models, self._backend.metrics_url, self._threads):
+        if reason := await unhealthy(self.models, self._backend.metrics_url, self._metrics):
             raise ApiError(503, reason)
         return {"status": "ok"}
 
     async def metrics(self) -> Response:
-        page = await metrics_page(self._backend.metrics_url, self._threads)
+        page = await metrics_page(self._backend.metrics_url, self._metrics)
         return Response(page, media_type="text/plain; version=0.0.4")
 
     async def show_status(self) -> Response:
