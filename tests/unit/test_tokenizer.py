@@ -262,3 +262,27 @@ def test_neither_torch_nor_transformers_nor_jinja_is_loaded() -> None:
         [sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True
     )
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize("parse_special_tokens", [True, False])
+def test_other_threads_go_on_while_a_long_text_is_encoded(parse_special_tokens: bool) -> None:
+    """Those that send streams."""
+    tokenizer, text = smollm2(), "hello world " * 60_000
+    tokenizer.encode("", parse_special_tokens=parse_special_tokens)  # makes what it needs
+    going, ended, turns = threading.Event(), threading.Event(), 0
+
+    def other() -> None:
+        nonlocal turns
+        while not ended.wait(0.001):
+            turns += 1
+            going.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    going.wait()
+    before = turns
+    tokenizer.encode(text, parse_special_tokens=parse_special_tokens)
+    during = turns - before
+    ended.set()
+    thread.join()
+    assert during > 5
