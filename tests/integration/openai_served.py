@@ -22,6 +22,13 @@ _SERVE = [
     *("sh", "-c", 'ulimit -Sn 1024 || true; exec "$@"', "sh"),
     *(sys.executable, "-c", "from inferx.cli import main; main()", "serve"),
 ]
+_CANCELLED = "inferx:request_cancellations_total"
+_ENDED = (
+    "inferx:request_success_total",
+    "inferx:request_rejections_total",
+    "inferx:request_failures_total",
+    _CANCELLED,
+)
 _FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
 
 
@@ -60,6 +67,19 @@ class Endpoint(NamedTuple):
             for line in self.get("/metrics").splitlines()
             if line.startswith(name + "{") and all(label in line for label in wanted)
         )
+
+    def num_cancelled(self) -> float:
+        """Requests so far, once all are counted that Triton has given to models. None may be under
+        way."""
+        self.wait_for(
+            lambda: sum(map(self.gauge, _ENDED)) == self.gauge("nv_inference_request_success"),
+            "not all requests have ended",
+        )
+        return self.gauge(_CANCELLED)
+
+    def wait_until_cancelled(self, count: float) -> None:
+        """Requests so far."""
+        self.wait_for(lambda: self.gauge(_CANCELLED) == count, "the request was not cancelled")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Polls: metrics are written about once a second."""

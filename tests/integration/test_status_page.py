@@ -131,16 +131,13 @@ def test_the_playground_streams_an_answer(page: Tab) -> None:
 
 
 def test_an_answer_is_stopped_and_its_request_cancelled(page: Tab, endpoint: Endpoint) -> None:
-    cancelled = endpoint.gauge("inferx:request_cancellations_total")
+    cancelled = endpoint.num_cancelled()
     ask(page, "Tell me a very long story.", 900)
     page.wait_for("document.querySelector('.answer p')?.textContent.length > 20")
     assert page.evaluate("document.querySelector('#chat').getAttribute('aria-busy')") == "true"
     page.click("#stop")
     page.wait_for("document.querySelector('.answer').dataset.ended === 'stopped'")
-    endpoint.wait_for(
-        lambda: endpoint.gauge("inferx:request_cancellations_total") == cancelled + 1,
-        "the request goes on",
-    )
+    endpoint.wait_until_cancelled(cancelled + 1)
     # It was forgotten: the next answer is that of a new conversation
     ask(page, "What is the capital of France?", 64)
     page.wait_for("document.querySelectorAll('.answer')[1]?.dataset.ended")

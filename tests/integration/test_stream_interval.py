@@ -129,14 +129,11 @@ def test_an_openai_stream_has_usage_and_a_logprob_a_token(openai: OpenAI) -> Non
 
 
 def test_leaving_a_stream_ends_it_though_tokens_wait(endpoint: Endpoint, triton: Client) -> None:
-    cancelled = endpoint.gauge("inferx:request_cancellations_total")
+    cancelled = endpoint.num_cancelled()
     stream = triton.stream(PROMPT, max_tokens=900, ignore_eos=True)
     next(stream)
     stream.close()
-    endpoint.wait_for(
-        lambda: endpoint.gauge("inferx:request_cancellations_total") == cancelled + 1,
-        "the request was not cancelled",
-    )
+    endpoint.wait_until_cancelled(cancelled + 1)
     endpoint.wait_for(
         lambda: endpoint.gauge("inferx:num_requests_running") == 0, "the stream still runs"
     )

@@ -20,9 +20,12 @@ from tritonclient import grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 _OURS = ("details", "exclude_input", "timeout", "request_id")
+TAKEN = "nv_inference_request_success"  # Triton's count of what it has given to a model
 OUTCOMES = {
     "success": "inferx:request_success_total",
+    "rejected": "inferx:request_rejections_total",
     "cancelled": "inferx:request_cancellations_total",
+    "failed": "inferx:request_failures_total",
 }
 PATIENCE = 20.0  # seconds for something that takes one or two
 
@@ -113,16 +116,26 @@ class Served:
         )
 
     def wait_until_idle(self) -> None:
-        """Until no request of this model holds a page or waits."""
+        """Until every request that this model was given is counted as ended, and none holds a page
+        or waits: gauges alone may be of the time before.
+        """
+        wait_for(
+            lambda: self._num_ended() == self.metric(TAKEN),
+            lambda: f"{self._num_ended():g} of {self.metric(TAKEN):g} requests have ended",
+        )
         for family in ("num_requests_running", "num_requests_waiting", "kv_pages_used"):
             self.wait_for_metric(f"inferx:{family}", lambda value: value == 0)
 
     def counted(self, outcome: str) -> float:
-        """Requests that ended in this way, a key of OUTCOMES."""
+        """Requests that have ended in this way, a key of OUTCOMES. None may be under way."""
+        self.wait_until_idle()
         return self.metric(OUTCOMES[outcome])
 
     def wait_until_counted(self, outcome: str, count: float) -> None:
         self.wait_for_metric(OUTCOMES[outcome], lambda value: value == count)
+
+    def _num_ended(self) -> float:
+        return sum(self.metric(family) for family in OUTCOMES.values())
 
     def engine_pid(self) -> int:
         """Of the engine process that was started last."""
