@@ -58,14 +58,35 @@ def test_between_the_two_bounds_the_path_that_stands_stays(ratios):
         assert trials == [step for step in (16, 48, 112, 240, 496) if step <= len(ratios) + 1]
 
 
-def test_the_other_path_is_tried_now_and_then_but_no_sparse_step_that_is_far_slower():
+def test_the_other_path_is_tried_now_and_then_and_rarely_where_it_is_far_slower():
     policy = PathPolicy()
     taken = [policy.choose(prediction(1.2)) for _ in range(2100)]
     trials = [step for step, sparse in enumerate(taken, 1) if sparse]
     assert trials == [16, 48, 112, 240, 496, 1008, 1520, 2032]
-    assert not any(policy.choose(prediction(2.1)) for _ in range(2000))
+    policy = PathPolicy()
+    taken = [policy.choose(prediction(2.1)) for _ in range(20_000)]
+    assert [step for step, sparse in enumerate(taken, 1) if sparse] == [8192, 16_384]
     taken = [policy.choose(prediction(0.1)) for _ in range(100)]
     assert [step for step, sparse in enumerate(taken, 1) if not sparse] == [16, 48]
+
+
+def test_a_path_that_others_held_up_for_long_is_found_again():
+    policy, predictor = PathPolicy(), Predictor(make_costs())
+
+    def taken_in(steps: int, slower: float) -> int:
+        num_sparse = 0
+        for _ in range(steps):
+            predicted = predictor.predict(1, 0.5)
+            sparse = policy.choose(predicted)
+            predictor.observe(predicted, sparse=sparse, seconds=0.5 * slower if sparse else 1.0)
+            num_sparse += sparse
+        return num_sparse
+
+    assert taken_in(1000, 1.0) > 990
+    assert taken_in(5000, 6.0) < 50
+    assert predictor.predict(1, 0.5).sparse > 2
+    assert taken_in(10_000, 1.0) > 0
+    assert taken_in(1000, 1.0) > 990
 
 
 def test_predictions_follow_what_steps_take_on_each_path_alone():
