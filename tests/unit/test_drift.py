@@ -113,6 +113,24 @@ def test_a_relapse_doubles_the_period_and_a_lasting_return_sets_it_back():
     assert ceiling.at(7 * CALM) == 0
 
 
+def test_a_late_probe_of_what_an_alarm_was_about_is_no_relapse():
+    ceiling = Ceiling(2)
+    assert ceiling.at(26) == 1
+    assert ceiling.broken(22)
+    assert ceiling.at(27) == -1
+    assert ceiling.at(22 + CALM) == 0
+    assert not ceiling.broken(26)
+    assert ceiling.at(22 + 2 * CALM) == 1
+
+
+def test_what_an_alarm_leaves_may_be_taken_by_steps_that_were_launched_before_it():
+    ceiling = Ceiling(2)
+    assert ceiling.at(26) == 1
+    assert ceiling.drifted(1, 22)
+    assert ceiling.broken(25)
+    assert ceiling.at(27) == -1
+
+
 def test_the_period_is_bounded():
     ceiling, step = Ceiling(1), 0
     for _ in range(20):

@@ -212,6 +212,22 @@ def test_broken_activations_make_steps_dense_and_are_counted():
     assert (paths.stats.broken, paths.stats.drifts) == (1, 0)
 
 
+def test_one_passage_of_broken_activations_is_counted_once_and_passes():
+    """Probes come by eight, those of a passage's last steps with the first ones after it."""
+    row = make_row(0.25)
+    paths = make_paths(make_path(row))
+    steps, ring, sparse = Steps(paths, 0.25), [], []
+    for step in range(1, 3 * CALM):
+        come = ring[:8] if len(ring) >= 8 else []
+        ring = ring[len(come) :]
+        if steps.plan().sparsity:
+            sparse.append(step)
+            ring.append(make_probe(row, step, num_broken=22 <= step <= 30))
+        steps.result(*come)
+    assert paths.stats.broken == 1
+    assert sparse == [*range(1, 26), *range(22 + CALM, 3 * CALM)]
+
+
 def test_choices_are_counted_with_their_predicted_and_measured_time_and_regret():
     paths = make_paths()
     steps = Steps(paths, "auto", "off", 0.25)

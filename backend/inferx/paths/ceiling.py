@@ -21,6 +21,8 @@ class Ceiling:
         self._period = CALM  # steps
         self._changed_at = 0  # step
         self._is_try = False  # the last change was upwards
+        self._newest = 0  # step that was launched
+        self._heard_at, self._lowered_to = 0, self._top  # the newest step at the last alarm
 
     def drifted(self, row: int, step: int) -> bool:
         """`row` shows drift: it is not trusted, nor are sparser ones. False: it was not already."""
@@ -32,12 +34,18 @@ class Ceiling:
 
     def at(self, step: int) -> int:
         """The row for a step; steps come in their order."""
+        self._newest = step
         if self.row < self._top and step - self._changed_at >= self._period:
             self.row += 1
             self._changed_at, self._is_try = step, True
         return self.row
 
     def _lower(self, row: int, step: int) -> bool:
+        """False: the last alarm has done so already. Probes of steps that were launched before it
+        was heard may come late, when the way back is tried."""
+        if step <= self._heard_at and row >= self._lowered_to:
+            return False
+        self._heard_at, self._lowered_to = self._newest, row
         if self._is_try:
             relapse = step - self._changed_at < self._period
             self._period = min(2 * self._period, _LONGEST) if relapse else CALM
