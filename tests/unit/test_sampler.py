@@ -177,6 +177,19 @@ def test_presence_and_frequency_count_the_output_only():
     assert next_token(logits, params, prompt=(1, 4, 4), output=(4,)) == 4
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 5, 7])
+def test_many_rows_are_penalized_a_few_at_a_time_with_the_same_result(at_once, monkeypatch):
+    rows, logits = Rows(), random_logits(7)
+    for row in range(7):
+        penalty = 0.0 if row == 3 else 0.5 + row
+        params = SamplingParams(temperature=0, frequency_penalty=penalty, logprobs=3)
+        rows.add(params, output=logits[row].topk(1 + row).indices.tolist())
+    expected = rows.sample(logits).token_ids
+    assert (expected != logits.argmax(-1)).sum() > 3
+    monkeypatch.setattr("inferx.model.sampler._MOST_PENALIZED", at_once * 100)
+    assert torch.equal(rows.sample(logits).token_ids, expected)
+
+
 def test_penalties_of_one_request_do_not_touch_the_others():
     rows = Rows()
     rows.add(GREEDY, output=(20,)).add(

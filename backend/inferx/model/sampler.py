@@ -24,6 +24,7 @@ from inferx.model.input_batch import Array, SamplingRows
 from inferx.model.upload import upload
 
 _BANNED = float("-inf")
+_MOST_PENALIZED = 2**24  # logits at once: with their tokens they take some ten tensors of 64 MiB
 
 
 class _Feature(IntFlag):
@@ -225,10 +226,12 @@ class Sampler:
         for row in np.flatnonzero((features & _Feature.MIN_TOKENS > 0) & too_short):
             logits[row].index_fill_(0, self._stop_ids[rows.slots[row]], _BANNED)
         penalized = np.flatnonzero(features & _Feature.PENALTIES)
-        if len(penalized):
-            some = self._take(logits, penalized)
-            self._penalize(some, rows.slots[penalized], rows.positions[penalized], token_pool)
-            self._put(logits, penalized, some)
+        at_once = max(1, _MOST_PENALIZED // max(self._vocab_size, token_pool.shape[1]))
+        for start in range(0, len(penalized), at_once):
+            index = penalized[start : start + at_once]
+            some = self._take(logits, index)
+            self._penalize(some, rows.slots[index], rows.positions[index], token_pool)
+            self._put(logits, index, some)
 
     def _penalize(
         self, logits: Tensor, slots: Array, num_tokens: Array, token_pool: Tensor
