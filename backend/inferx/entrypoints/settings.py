@@ -34,7 +34,7 @@ HELP = {
     ),
     "num_gpu_blocks_override": "KV pages; from the memory there is if not given",
     "kv_cache_memory_bytes": "memory for KV pages; from --gpu-memory-utilization if not given",
-    "gpu_memory_utilization": "share of the GPU's memory for weights and KV pages together",
+    "gpu_memory_utilization": "share of the GPU's memory for weights, steps and KV pages together",
     "enable_prefix_caching": "keep the pages of finished prompts for requests that begin alike",
     "max_queue_size": "requests that may wait; one more is refused with UNAVAILABLE",
     "response_shards": "threads that send responses",
