@@ -17,6 +17,7 @@ from inferx.model.registry import load_config
 from inferx.model.rope import rope_frequencies
 from inferx.source import ModelSource, resolve
 from tiny_models import EOS_ID, FUSED, VOCAB_SIZE, make_tiny_model, tiny_config, write_tiny_gguf
+from transformers import CONFIG_MAPPING
 
 LLAMA = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -150,6 +151,36 @@ def test_the_embedded_model_is_read() -> None:
         dtype="bfloat16",
         eos_token_ids=(2,),
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "given"),
+    [
+        ("llama", {}),
+        ("mistral", {}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None}),
+    ],
+)
+def test_windows_that_are_not_named_are_those_of_transformers(
+    model_type: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {
+        "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    }  # fmt: skip
+    config = CONFIG_MAPPING[model_type].from_dict({**sizes, **given})
+    architecture = {"architectures": [f"{model_type.capitalize()}ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, **given, **architecture}))
+    found = load_config(ModelSource(tmp_path, "huggingface"))
+    assert found.sliding_window == getattr(config, "sliding_window", None)
+    if found.layer_sliding is not None:
+        kinds = [
+            "sliding_attention" if slides else "full_attention" for slides in found.layer_sliding
+        ]
+        assert kinds == config.layer_types
 
 
 def test_the_older_names_of_rope_settings_are_read(tmp_path: Path) -> None:
