@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,23 +43,26 @@ def test_looking_leaves_no_file_and_changes_none(tmp_path: Path) -> None:
     assert there.read_text() == "before"
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond four bytes."""
+    """No file may grow beyond four bytes, what the tests print to included."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_file_that_is_there_outlives_one_that_could_not_be_written(tmp_path: Path) -> None:
     there = tmp_path / "there.json"
     there.write_text("old")
-    assert refusal(lambda: write("--json", there, b"larger")) == (
-        f"the file '{there}' cannot be written (File too large): name another with --json"
+    with full_disk():
+        said = refusal(lambda: write("--json", there, b"larger"))
+        refusal(lambda: write("--json", tmp_path / "new.json", b"larger"))
+    assert (
+        said == f"the file '{there}' cannot be written (File too large): name another with --json"
     )
-    assert refusal(lambda: write("--json", tmp_path / "new.json", b"larger"))
     assert list(tmp_path.iterdir()) == [there]
     assert there.read_text() == "old"
 
