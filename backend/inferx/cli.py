@@ -12,7 +12,7 @@ from rich.table import Table
 
 from inferx.entrypoints import api_server, sparsity
 from inferx.entrypoints.bench_command import bench_command
-from inferx.entrypoints.doctor import EMBEDDED_MODEL, examine
+from inferx.entrypoints.doctor import EMBEDDED_MODEL, command, examine
 from inferx.entrypoints.sampling_options import with_sampling
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
@@ -178,7 +178,7 @@ def doctor_command(
     if missing:
         typer.echo(f"\n{missing} missing: the text beside each says what to do")
         raise typer.Exit(1)
-    typer.echo(f"\nready: try 'inferx serve {model}'")
+    typer.echo(f"\nready: try '{command(model, findings)}'")
 
 
 def main() -> None:

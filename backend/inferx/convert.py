@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -105,7 +106,9 @@ def _write_weights(weights: Iterable[tuple[str, Tensor]], out: Path) -> None:
     shards: list[list[str]] = []
     total = 0
     for shard in _shards(weights):
-        save_file(shard, out / _partial(len(shards)), {"format": "pt"})
+        path = out / _partial(len(shards))
+        save_file(shard, path, {"format": "pt"})
+        path.chmod(_mode_of_new_files())  # the library lets its owner alone read it
         shards.append(list(shard))
         total += sum(tensor.nbytes for tensor in shard.values())
     if len(shards) == 1:
@@ -130,6 +133,12 @@ def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]
         shard[name] = tensor
         size += tensor.nbytes
     yield shard
+
+
+def _mode_of_new_files() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def _partial(number: int) -> str:

@@ -95,7 +95,7 @@ def _inside_roots(
     if not _within(resolved, allowed):
         raise ModelLoadError(
             f"model {model!r} lies outside of the folders that may be read: "
-            f"start the server with --model, or list its folder in {ROOTS_VARIABLE}"
+            f"move it into the model's folder 1/, or list its folder in {ROOTS_VARIABLE}"
         )
     if not resolved.exists():
         raise ModelLoadError(f"model {model!r}: there is no such file or folder")

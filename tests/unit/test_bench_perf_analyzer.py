@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from inferx_client.bench.errors import BenchError
-from inferx_client.bench.perf_analyzer import figures_of
+from inferx_client.bench.perf_analyzer import figures_of, results_in
 
 SECOND = 10**9  # of its nanoseconds
 
@@ -51,3 +52,12 @@ def test_a_request_without_a_response_is_missed() -> None:
             printed=1,
             said="the server went away\n",
         )
+
+
+@pytest.mark.parametrize("table", [None, "", "Concurrency,Inferences/Second\n1,2.5\n"])
+def test_results_that_were_not_written_are_one_sentence(tmp_path: Path, table: str | None) -> None:
+    (tmp_path / "profile.json").touch()
+    if table is not None:
+        (tmp_path / "table.csv").write_text(table)
+    with pytest.raises(BenchError, match="perf_analyzer ended well and wrote no results: I did$"):
+        results_in(tmp_path, "I did\n")

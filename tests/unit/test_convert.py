@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,15 @@ def test_large_models_are_written_in_shards(
     ]
     whole = source_at(tmp_path / "out")
     load_model(whole, load_config(whole), dtype=torch.float32, device=CPU)
+
+
+def test_what_is_written_is_as_readable_as_new_files_are(tmp_path: Path) -> None:
+    umask = os.umask(0o027)
+    try:
+        convert(tiny_gguf(tmp_path), tmp_path / "out")
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:

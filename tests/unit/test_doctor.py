@@ -4,8 +4,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from inferx.entrypoints import doctor
-from inferx.entrypoints.doctor import examine
+from inferx.entrypoints import doctor, frontend
+from inferx.entrypoints.doctor import command, examine
 
 
 def test_a_driver_that_hangs_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,16 +18,34 @@ def test_a_driver_that_hangs_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert (gpu.state, gpu.detail) == ("absent", "none: models run on the CPU")
 
 
-def test_a_port_that_is_taken_is_said_before_serving_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(doctor, "_PORTS", (0, port))
-        (ports,) = [finding for finding in examine() if finding.what == "ports"]
+def test_ports_that_are_taken_are_said_before_serving_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = ("127.0.0.1", 0)
+    with socket.create_server(address) as one, socket.create_server(address) as two:
+        first, second = one.getsockname()[1], two.getsockname()[1]
+        monkeypatch.setattr(doctor, "_PORTS", (first, 0, second))
+        findings = examine()
+    (ports,) = [finding for finding in findings if finding.what == "ports"]
     assert ports.state == "absent"
-    assert ports.detail.startswith(f"port {port} is taken by another program: name another one")
-    (ports,) = [finding for finding in examine() if finding.what == "ports"]
-    assert ports.state == "found"
-    assert ports.detail.endswith(f", {port} are free")
+    assert ports.detail == f"{first}, {second} are taken, perhaps by a server that runs"
+    assert command("the-model", findings) == (
+        "inferx serve the-model --http-port 0 --grpc-port 0 --metrics-port 0 --openai-port 0"
+    )
+    findings = examine()
+    (ports,) = [finding for finding in findings if finding.what == "ports"]
+    assert (ports.state, ports.detail) == ("found", f"{first}, 0, {second} are free")
+    assert command("the-model", findings) == "inferx serve the-model"
+
+
+def test_packages_that_serving_needs_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend, "_PACKAGES", ("fastapi", "no_such_package"))
+    (found,) = [finding for finding in examine() if finding.what == "OpenAI API"]
+    assert (found.state, found.detail) == (
+        "missing",
+        "the OpenAI endpoint needs the Python packages no_such_package: "
+        "pip install 'inferx[openai]', or start without it: --no-openai",
+    )
 
 
 def test_a_model_repository_is_what_serving_takes_it_for(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ HttpPort = Annotated[int, typer.Option(help="HTTP port" + _PORT, min=0, max=6553
 GrpcPort = Annotated[int, typer.Option(help="gRPC port" + _PORT, min=0, max=65535)]
 MetricsPort = Annotated[int, typer.Option(help="Prometheus port" + _PORT, min=0, max=65535)]
 ServedName = Annotated[
-    str | None, typer.Option(help="the model's name for clients; made of --model if not given")
+    str | None, typer.Option(help="the model's name for clients; made of the model's if not given")
 ]
 Server = Annotated[
     str | None,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from inferx.entrypoints.frontend import require_packages
 from inferx.entrypoints.serving import local_model, models_of_repository
 from inferx.errors import InferxError
 from inferx.source import resolve
@@ -41,6 +42,13 @@ class Finding:
     detail: str  # what was found, or what to do
 
 
+def command(model: str, findings: Sequence[Finding]) -> str:
+    """With which the model is served here."""
+    taken = any(finding.what == "ports" and finding.state != "found" for finding in findings)
+    ports = " --http-port 0 --grpc-port 0 --metrics-port 0 --openai-port 0" if taken else ""
+    return f"inferx serve {model}{ports}"
+
+
 def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> list[Finding]:
     """Every check, in the order in which they matter. Starts nothing and changes nothing."""
     server: ServerInstallation | None = None
@@ -66,6 +74,7 @@ def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> lis
         ),
         _check("GPU", _gpu, optional="none: models run on the CPU"),
         _check("model", lambda: _model(model)),
+        _check("OpenAI API", _openai),
         _ports(),
         _check("shared memory", _shared_memory),
     ]
@@ -129,12 +138,33 @@ def _gpu() -> str:
     return "; ".join(gpus)
 
 
+def _openai() -> str:
+    require_packages()
+    return f"fastapi {version('fastapi')}, uvicorn {version('uvicorn')}"
+
+
 def _ports() -> Finding:
+    """Where one is taken, perhaps by a server of ours, nothing is wrong."""
+    free = [port for port in _PORTS if _is_free(port)]
+    if free == list(_PORTS):
+        return Finding("ports", "found", f"{_listed(free)} are free")
+    taken = [port for port in _PORTS if port not in free]
+    are = "is" if len(taken) == 1 else "are"
+    return Finding(
+        "ports", "absent", f"{_listed(taken)} {are} taken, perhaps by a server that runs"
+    )
+
+
+def _is_free(port: int) -> bool:
     try:
-        ports = ", ".join(map(str, choose_ports("127.0.0.1", _PORTS)))
-    except ServerError as error:  # taken, perhaps by a server of ours: nothing is wrong
-        return Finding("ports", "absent", str(error))
-    return Finding("ports", "found", f"{ports} are free")
+        choose_ports("127.0.0.1", (port,))
+    except ServerError:
+        return False
+    return True
+
+
+def _listed(ports: Sequence[int]) -> str:
+    return ", ".join(map(str, ports))
 
 
 def _model(model: str) -> str:

@@ -27,6 +27,16 @@ _SEND_BUFFER = 128 << 10
 _PACKAGES = ("fastapi", "uvicorn", "tritonclient")
 
 
+def require_packages() -> None:
+    """Raises ConfigError where one is missing."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the OpenAI endpoint needs the Python packages {', '.join(missing)}: "
+            "pip install 'inferx[openai]', or start without it: --no-openai"
+        )
+
+
 class Served(NamedTuple):
     """What the endpoint has to know of a model."""
 
@@ -44,12 +54,7 @@ class Frontend(NamedTuple):
 
     def listen(self, host: str) -> socket.socket:
         """A bound socket. Raises ConfigError where packages are missing, ServerError."""
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ConfigError(
-                f"the OpenAI endpoint needs the Python packages {', '.join(missing)}: "
-                "pip install 'inferx[openai]', or start without it: --no-openai"
-            )
+        require_packages()
         # With its protocol named, as asyncio sends without delay on such sockets alone
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:

@@ -73,9 +73,7 @@ async def run_perf_analyzer(
             "--profile-export-file", str(folder / "profile.json"),
         ]  # fmt: skip
         said = await _run(command, _environment(folder / "lib"), limit)
-        with (folder / "table.csv").open() as lines:
-            row = next(csv.DictReader(lines))
-        profile = json.loads((folder / "profile.json").read_text())
+        row, profile = results_in(folder, said)
     return figures_of(
         profile["experiments"][0]["requests"],
         concurrency=concurrency,
@@ -83,6 +81,18 @@ async def run_perf_analyzer(
         printed=float(row["Inferences/Second"]),
         said=said,
     )
+
+
+def results_in(folder: Path, said: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Its table's row, and its records. Raises BenchError with the end of what it `said`."""
+    try:
+        with (folder / "table.csv").open() as lines:
+            row = next(csv.DictReader(lines))
+        return row, json.loads((folder / "profile.json").read_text())
+    except (OSError, StopIteration, ValueError):
+        raise BenchError(
+            f"perf_analyzer ended well and wrote no results: {said.strip()[-500:]}"
+        ) from None
 
 
 def sent_requests(count: int, concurrency: int) -> int:
@@ -156,7 +166,8 @@ def _program() -> str:
     found = str(beside) if beside.exists() else shutil.which("perf_analyzer")
     if found is None:
         raise BenchError(
-            "perf_analyzer is not there: it comes with pip install 'tritonclient[grpc]' on x86-64"
+            "perf_analyzer is not there: on x86-64 it comes with "
+            "pip install 'tritonclient[grpc]==2.51.0'"
         )
     return found
 
