@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -21,6 +24,9 @@ from inferx.triton.pace import Pace
 from inferx.triton.protocol import GenerateRequest, read_request
 from inferx.triton.responder import Responder
 from inferx.triton.tracing import RequestTracing
+
+LONG_TEXT = 1 << 14  # characters: tokenizing more takes over 10 ms, and others would wait for it
+_THREADS = 2  # that tokenize such texts
 
 
 class Admission:
@@ -46,53 +52,72 @@ class Admission:
         self._pace = pace
         self._tracing = tracing
         self._decoupled = decoupled
+        self._aside = ThreadPoolExecutor(_THREADS, thread_name_prefix="inferx-long-texts")
 
     def admit(self, triton_request: Any) -> None:
         """Takes over a pb_utils.InferenceRequest, which is answered through its outbox alone."""
         outbox = self._responder.outbox(triton_request)
         self._in_flight.add(outbox)
-        try:
+        with _answering(outbox):
             request = read_request(triton_request)
             if self._tracing is not None:
                 self._tracing.begin(outbox, request)
-            self._submit(outbox, request)
-        except RequestError as error:
-            outbox.fail(error)
-        except Exception as error:
-            outbox.fail(internal_error(error, outbox.id))
+            self._check(request)
+            outbox.deadline = outbox.arrived + min(
+                request.timeout or self._config.request_timeout, self._config.request_timeout
+            )
+            self._canceller.watch(outbox)
+            if request.text is not None and len(request.text) > LONG_TEXT:
+                self._aside.submit(self._submit_aside, outbox, request)
+            else:
+                self._submit(outbox, request)
 
-    def _submit(self, outbox: Outbox, request: GenerateRequest) -> None:
+    def close(self) -> None:
+        """Long texts that still wait are left; their requests have been answered by now."""
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
+    def _check(self, request: GenerateRequest) -> None:
+        """What can be said before tokenizing. Raises InvalidArgument."""
         if request.stream and not self._decoupled:
             raise InvalidArgument(
                 "stream is true: this model is configured with `decoupled: false`, which sends one "
                 "response a request; leave stream out, or change the configuration"
             )
+        if request.text is not None:
+            self._refuse_hopeless(request.text)
+
+    def _submit_aside(self, outbox: Outbox, request: GenerateRequest) -> None:
+        with _answering(outbox):
+            if not outbox.closed:
+                self._submit(outbox, request)
+
+    def _submit(self, outbox: Outbox, request: GenerateRequest) -> None:
         prompt_token_ids = self._prompt_token_ids(request)
         choices = self._choices(request.sampling)
+        pace = self._pace.stream(request.read_time) if request.stream else None
         outbox.prepare(
             request,
             [TextStream(self._tokenizer, params, prompt_token_ids) for params in choices],
             len(prompt_token_ids),
             self._repeated_prompt(request, prompt_token_ids),
-            self._pace.stream(request.read_time) if request.stream else None,
-        )
-        outbox.deadline = outbox.arrived + min(
-            request.timeout or self._config.request_timeout, self._config.request_timeout
+            pace,
         )
         outbox.open(self._engine.submit(prompt_token_ids, choices, outbox.put))
-        self._canceller.watch(outbox)
+        if outbox.closed:  # cancelled meanwhile, when these were not known
+            self._engine.abort(outbox.uids)
+            if pace is not None:
+                pace.end()
 
     def _prompt_token_ids(self, request: GenerateRequest) -> list[int]:
         if request.input_ids is not None:
             return request.input_ids
         assert request.text is not None  # the protocol takes one of the two
-        self._refuse_hopeless(request.text)
         return self._tokenizer.encode(
             request.text, parse_special_tokens=request.parse_special_tokens
         )
 
     def _refuse_hopeless(self, text: str) -> None:
-        """Tokenizing megabytes takes seconds, in which no other request would be admitted."""
+        """Tokenizing megabytes takes seconds."""
         most, longest = self._engine.info.max_model_len, self._tokenizer.max_token_bytes
         if len(text) > most * longest:
             raise InvalidArgument(
@@ -121,6 +146,17 @@ class Admission:
         if params.seed is None:
             return [replace(params, n=1)] * params.n
         return [replace(params, n=1, seed=_int64(params.seed + index)) for index in range(params.n)]
+
+
+@contextmanager
+def _answering(outbox: Outbox) -> Iterator[None]:
+    """What goes wrong within is the answer to the outbox's request."""
+    try:
+        yield
+    except RequestError as error:
+        outbox.fail(error)
+    except Exception as error:
+        outbox.fail(internal_error(error, outbox.id))
 
 
 def _int64(number: int) -> int:

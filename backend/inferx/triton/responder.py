@@ -147,11 +147,13 @@ class _Shard:
 
     def _end_with(self, outbox: Outbox, error: RequestError) -> None:
         """The last response is an error."""
+        sending_failed = outbox.closed  # the final response
+        self._close(outbox)
+        # Only now: a request that is being admitted looks for `closed` once its uids are known
         self._abort([c.uid for c in outbox.choices if c.finish_reason is None])
-        if outbox.closed:  # sending the final response failed
+        if sending_failed:
             self._ended(outbox, error.status)
             return
-        self._close(outbox)
         try:
             outbox.sender.send(error_response(error), flags=FINAL)
         except Exception as failure:

