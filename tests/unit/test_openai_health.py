@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import httpx2
@@ -13,8 +15,10 @@ import pytest
 from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.openai import chat, health
 from inferx.entrypoints.openai.app import Backend
+from inferx.entrypoints.openai.limits import LONG_BODY
 from inferx.entrypoints.openai.model_metrics import models_on
 from inferx.entrypoints.openai.server import OpenAIServer
+from inferx.errors import InvalidArgument
 from inferx.observe.families import GAUGES
 from triton_ports import TritonPorts
 
@@ -93,6 +97,44 @@ def test_health_does_not_wait_for_a_metrics_page_that_does_not_come(
         assert problem(site) == "Triton's metrics page does not answer"
     finally:
         go_on.set()
+
+
+def test_nobody_waits_for_long_chats_and_one_whose_client_left_is_not_prepared(
+    site: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    begun: SimpleQueue[str] = SimpleQueue()
+
+    def encode(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> list[int]:
+        content = messages[0]["content"]
+        begun.put(content[:5])
+        if len(content) > LONG_BODY:
+            assert go_on.wait(20)
+        raise InvalidArgument("not today")
+
+    def ask(content: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(str(site.base_url.host), site.base_url.port)
+        messages = [{"role": "user", "content": content}]
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps({"model": "up", "messages": messages})
+        )
+        return connection
+
+    monkeypatch.setattr(chat, "encode_chat", encode)
+    first = [ask("first" * LONG_BODY) for _ in range(2)]
+    assert [begun.get(timeout=20) for _ in first] == ["first", "first"]
+    waiting = [ask("later" * LONG_BODY) for _ in range(6)]
+    assert ask("short").getresponse().read() == (
+        b'{"error":{"message":"not today","type":"invalid_request_error",'
+        b'"param":"messages","code":null}}'
+    )
+    for connection in waiting:
+        connection.close()
+    assert site.get("/health").status_code == 200  # by then their leaving was noticed
+    go_on.set()
+    assert [connection.getresponse().status for connection in first] == [400, 400]
+    assert begun.get(timeout=20) == "short"
+    assert begun.empty()
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from inferx.entrypoints.openai.door import STATUS_PATH, Door
 from inferx.entrypoints.openai.errors import ApiError, encoded
 from inferx.entrypoints.openai.generation import Generation
 from inferx.entrypoints.openai.health import metrics_page, unhealthy
-from inferx.entrypoints.openai.limits import Limits
+from inferx.entrypoints.openai.limits import LONG_BODY, Limits
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.page import Page, status_page
-from inferx.entrypoints.openai.protocol import chat_request, completion_request
+from inferx.entrypoints.openai.protocol import chat_request, completion_request, json_object
 from inferx.entrypoints.openai.reading import Reading
 from inferx.entrypoints.openai.recent_errors import RecentErrors
 from inferx.entrypoints.openai.status import Status
@@ -29,6 +29,7 @@ from inferx.entrypoints.openai.turns import Turns
 from inferx.text.tokenizer import Tokenizer
 
 _TEMPLATE_THREADS = 4
+_LONG_THREADS = 2  # for chats of long bodies, which take seconds: short ones must not wait either
 _METRICS_THREADS = 2  # apart, as health must not wait for chats of megabytes
 
 
@@ -52,6 +53,7 @@ class _Endpoint:
         self._backend = backend
         self.errors = RecentErrors()
         self._templates = ThreadPoolExecutor(_TEMPLATE_THREADS, "inferx-templates")
+        self._long_chats = ThreadPoolExecutor(_LONG_THREADS, "inferx-long-chats")
         self._metrics = ThreadPoolExecutor(_METRICS_THREADS, "inferx-scrapes")
 
     @asynccontextmanager
@@ -66,14 +68,15 @@ class _Endpoint:
             yield
         finally:
             await self.models.close()
-            for threads in (self._templates, self._metrics):
+            for threads in (self._templates, self._long_chats, self._metrics):
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    async def chat(self, body: dict[str, Any]) -> Job:
-        request = chat_request(body)
+    async def chat(self, body: bytes) -> Job:
+        request = chat_request(json_object(body))
         model = self.models.get(request.model)
         answer = ChatAnswer(request, model.tokenizer)
-        prompt = await chat_prompt(request, model.tokenizer, self._templates)
+        threads = self._long_chats if len(body) > LONG_BODY else self._templates
+        prompt = await chat_prompt(request, model.tokenizer, threads)
         generation = Generation(
             model.client,
             [prompt],
@@ -84,8 +87,8 @@ class _Endpoint:
         )
         return Job(generation, answer, request.stream)
 
-    async def completions(self, body: dict[str, Any]) -> Job:
-        request = completion_request(body)
+    async def completions(self, body: bytes) -> Job:
+        request = completion_request(json_object(body))
         model = self.models.get(request.model)
         answer = CompletionAnswer(request, model.tokenizer)
         generation = Generation(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+LONG_BODY = 1 << 14  # bytes of a request that may take much longer to prepare than others
+
 
 class Limits(NamedTuple):
     """Sizes in bytes, times in seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from inferx_client import InferenceError
@@ -15,8 +15,7 @@ from inferx.entrypoints.openai.backlog import Backlog, Overflow
 from inferx.entrypoints.openai.door import ClientLeft, Receive, Send, read_body, respond, start
 from inferx.entrypoints.openai.errors import ApiError, encoded, of_inference_error
 from inferx.entrypoints.openai.generation import Generation
-from inferx.entrypoints.openai.limits import Limits
-from inferx.entrypoints.openai.protocol import json_object
+from inferx.entrypoints.openai.limits import LONG_BODY, Limits
 from inferx.entrypoints.openai.recent_errors import RecentErrors
 from inferx.entrypoints.openai.turns import Turns
 
@@ -39,7 +38,7 @@ class GenerateRoute:
 
     def __init__(
         self,
-        prepare: Callable[[dict[str, Any]], Awaitable[Job]],
+        prepare: Callable[[bytes], Coroutine[Any, Any, Job]],
         limits: Limits,
         turns: Turns,
         errors: RecentErrors,
@@ -53,7 +52,7 @@ class GenerateRoute:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive, self._limits)
-            job = await self._prepare(json_object(body))
+            job = await self._prepared(body, receive)
             del body
             if job.stream:
                 await self._send_events(job, receive, send)
@@ -64,6 +63,11 @@ class GenerateRoute:
         except Exception as error:
             problem = self._noted(error)
             await respond(send, problem.status, encoded(problem), problem.headers)
+
+    async def _prepared(self, body: bytes, receive: Receive) -> Job:
+        work = self._prepare(body)
+        # A long one may wait for its turn, and its client leave meanwhile
+        return await (_while_connected(receive, work) if len(body) > LONG_BODY else work)
 
     async def _send_events(self, job: Job, receive: Receive, send: Send) -> None:
         """Errors before the first event are raised, so that they get a status of their own."""
