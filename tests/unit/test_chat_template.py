@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from inferx.errors import InvalidArgument
 from inferx.text.chat_template import ChatTemplate, TemplateLimits
-from inferx.text.messages import MAX_CHARS, MAX_MESSAGES
+from inferx.text.messages import MAX_CHARS, MAX_MESSAGES, check_chat
 
 QUICK = TemplateLimits(max_seconds=0.3, max_chars=100_000)
 USER = {"role": "user", "content": "Hi"}
@@ -43,6 +43,13 @@ def test_variables_of_the_client_reach_the_template() -> None:
     template = "{% if enable_thinking %}on{% else %}off{% endif %}"
     assert render(template, enable_thinking=True) == "on"
     assert render(template, enable_thinking=False) == render(template) == "off"
+
+
+def test_a_variable_may_have_any_name() -> None:
+    chat = check_chat([USER], None, {"self": "me", "name": "N", "class": "C"})
+    template = ChatTemplate({"default": "{{ self }} {{ name }}"}, {}, QUICK)
+    assert template.render_chat(chat).endswith(" N")
+    template.close()
 
 
 def test_fields_that_are_null_are_missing() -> None:

@@ -144,3 +144,18 @@ def test_a_triton_status_has_an_http_status(status: str, message: str, http: int
     assert (error.status, error.message) == (http, message)
     assert ("retry-after" in error.headers) == (http in (429, 503))
     assert error.param == ("top_p" if http == 400 else None)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("n is 65: expected an integer between 1 and 64", "n"),
+        ("logit_bias holds the token id 49152: expected ids from 0 to 49151", "logit_bias"),
+        ("bad_words has ' ': expected words, not white space", "bad_words"),
+        ("the prompt has 9000 tokens: the model takes at most 8192 tokens", None),
+    ],
+)
+def test_an_error_of_the_model_names_the_field_that_it_begins_with(
+    message: str, param: str | None
+) -> None:
+    assert of_status("INVALID_ARG", message).param == param

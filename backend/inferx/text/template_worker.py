@@ -89,7 +89,7 @@ class Renderer:
         if name not in self._compiled:
             self._compiled[name] = self._environment.from_string(self._sources[name])
         pieces, size = [], 0
-        for piece in self._compiled[name].generate(**variables):
+        for piece in self._compiled[name].generate(variables):
             size += len(piece)
             if size > self._max_chars:
                 raise TemplateError(f"its text exceeds {self._max_chars} characters")

@@ -21,7 +21,7 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 _QUEUE_FULL = "the queue is full"  # how the backend begins the one UNAVAILABLE that is a load limit
-_STARTS_WITH_PARAMETER = re.compile(r"([a-z_]+) is ")
+_STARTS_WITH_PARAMETER = re.compile(r"([a-z_]+) (?:is|has|holds) ")
 
 
 class ApiError(Exception):
