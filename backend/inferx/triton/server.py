@@ -19,6 +19,7 @@ from inferx.triton.ports import PortTaken, choose_ports
 from inferx.triton.repository import write_model_repository
 from inferx.triton.server_log import last_words, load_failure, taken_port
 from inferx.triton.server_process import ServerProcess
+from inferx.triton.stubs import stubs_of
 
 __all__ = ["ServerError", "TritonServer", "find_server", "write_model_repository"]
 
@@ -149,6 +150,20 @@ class TritonServer:
         self._process.has_ended(None)
         return self._process.reap()
 
+    def watch(self) -> str:
+        """Blocks until the server, or a process in which it runs a model, ends by itself; says
+        which. The server is then gone: it would leave that model's requests without an answer.
+        """
+        assert self._process is not None, "the server was not started"
+        self._process.wait_with(stubs_of(self._process.pid))
+        if not self._process.has_ended(_POLL_SECONDS) and self._is_live():
+            self.kill()
+            return (
+                "a process in which Triton runs a model ended by itself (memory ran out, if nobody "
+                "killed it)"
+            )
+        return f"tritonserver ended by itself with status {self.wait()}"
+
     def signal(self, number: int) -> None:
         if self._process is not None:
             self._process.signal(number)
@@ -229,6 +244,13 @@ class TritonServer:
             # The metrics service is the last that Triton starts.
             socket.create_connection((self.reachable_host, self.metrics_port), timeout=5).close()
             return True
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _is_live(self) -> bool:
+        """Not so once it shuts down, which ends the models first."""
+        try:
+            return self._http("GET", "/v2/health/live")[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 

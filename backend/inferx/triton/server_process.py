@@ -51,8 +51,16 @@ class ServerProcess:
         """Whether it ends within that time; None: waits for it."""
         if self._process.returncode is not None:
             return True
-        with _pidfd(self._process.pid) as watch:
+        with _pidfds([self._process.pid]) as watch:
             return bool(watch.poll(None if seconds is None else seconds * 1000))
+
+    def wait_with(self, others: Sequence[int]) -> None:
+        """Until it, or one of these other processes, has ended."""
+        if self._process.returncode is not None:
+            return
+        # One of them may be gone already
+        with contextlib.suppress(ProcessLookupError), _pidfds([self.pid, *others]) as watch:
+            watch.poll(None)
 
     def signal(self, number: int) -> None:
         if not self.has_ended(0):
@@ -74,12 +82,12 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[select.poll]:
-    """What becomes readable when the process has ended, whether it is reaped or not."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        watch = select.poll()
-        watch.register(descriptor, select.POLLIN)
+def _pidfds(pids: Sequence[int]) -> Iterator[select.poll]:
+    """What becomes readable when one of the processes has ended, whether it is reaped or not."""
+    watch = select.poll()
+    with contextlib.ExitStack() as opened:
+        for pid in pids:
+            descriptor = os.pidfd_open(pid)
+            opened.callback(os.close, descriptor)
+            watch.register(descriptor, select.POLLIN)
         yield watch
-    finally:
-        os.close(descriptor)
