@@ -26,13 +26,16 @@ from typer.testing import CliRunner
         (["--prompts=none.txt"], "prompts none.txt: No such file"),
         (["--prompts=PROMPTS", "--concurrency=2,0"], "concurrency 0: at least one request"),
         (["--prompts=PROMPTS", "--rate=-2"], "a rate of -2 requests a second"),
+        (["--prompts=PROMPTS", "--rate=inf"], "a rate of inf requests a second for"),
+        (["--prompts=PROMPTS", "--rate=1e9"], "at most 1000000 requests"),
+        (["--prompts=PROMPTS", "--concurrency=1000000"], "at most 100000 requests are in flight"),
         (["--prompts=PROMPTS", "--rate=0.001", "--seconds=1"], "0 requests arrive"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
     (tmp_path / "prompts.txt").write_text("Once\n")
     given = [option.replace("PROMPTS", f"{tmp_path}/prompts.txt") for option in options]
-    ended = CliRunner().invoke(app, ["bench", "model", *given])
+    ended = CliRunner().invoke(app, ["bench", "model", "--url=127.0.0.1:1", *given])
     assert isinstance(ended.exception, ConfigError)
     assert sentence in str(ended.exception)
     assert "\n" not in str(ended.exception)

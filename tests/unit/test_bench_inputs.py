@@ -83,6 +83,13 @@ def test_azure_moments_may_have_a_zone_and_no_fraction(tmp_path: Path) -> None:
         (AZURE + "2023-11-16 18:17:04,nan,2\n", "line 4: ContextTokens is 'nan'"),
         ("a,b\n1,2\n", "line 1: neither an object of Mooncake's JSONL nor a CSV header with"),
         ("", "line 1: neither"),
+        ("x" * 200_000, "line 1: field larger than field limit"),
+        (AZURE + "x" * 200_000, "line 4: field larger than field limit"),
+        ('{"timestamp":' * 100_000, "line 1: it is nested too deeply"),
+        (
+            f'{{"timestamp": 1{"0" * 400}, "input_length": 2, "output_length": 1}}\n',
+            "line 1: int too large to convert to float",
+        ),
         (AZURE.splitlines()[0] + "\n", "there is no request with an answer in it"),
     ],
 )

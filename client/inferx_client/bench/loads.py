@@ -14,6 +14,7 @@ from inferx_client.bench.traces import Recorded
 _WARM_UP_SHARE = 0.05  # of the arrivals, if nothing else is said
 _REQUESTS_PER_STREAM = 8
 _FEWEST_REQUESTS = 32
+MOST_IN_FLIGHT = 100_000
 
 SourceOf = Callable[[int], RequestSource]  # by a seed
 
@@ -49,10 +50,14 @@ def concurrency_sweep(
 ) -> list[ClosedLoad]:
     """Every level gets requests of its own, so that none finds another's prefixes cached.
 
-    Raises BenchError for a level below 1.
+    Raises BenchError for a level below 1 or above MOST_IN_FLIGHT.
     """
     if any(level < 1 for level in levels):
         raise BenchError(f"concurrency {min(levels)}: at least one request is in flight")
+    if any(level > MOST_IN_FLIGHT for level in levels):
+        raise BenchError(
+            f"concurrency {max(levels)}: at most {MOST_IN_FLIGHT} requests are in flight"
+        )
     return [
         ClosedLoad(
             level,

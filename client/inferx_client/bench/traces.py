@@ -26,6 +26,8 @@ _COLUMNS: dict[Format, tuple[str, str, str]] = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
 }
 # Azure writes seven digits of a second; Python 3.10 reads three or six.
+# What a line can make its reader raise: numbers beyond a float and deep nesting too
+_UNREADABLE = (ValueError, KeyError, TypeError, OverflowError, RecursionError, csv.Error)
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
 
 
@@ -66,7 +68,7 @@ def _parsed(lines: Iterable[str], name: str) -> Iterator[Recorded]:
     if first.lstrip().startswith("{"):
         yield from _numbered(itertools.chain([first], lines), _mooncake, name, first_number=1)
         return
-    header = [column.strip().lstrip("\ufeff") for column in next(csv.reader([first]), [])]
+    header = [column.strip().lstrip("\ufeff") for column in _cells(first, name)]
     for columns in _COLUMNS.values():
         if set(columns) <= set(header):
             places = [header.index(column) for column in columns]
@@ -79,6 +81,13 @@ def _parsed(lines: Iterable[str], name: str) -> Iterator[Recorded]:
     )
 
 
+def _cells(line: str, name: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error as error:
+        raise BenchError(f"trace {name}, line 1: {error}") from None
+
+
 def _numbered(
     lines: Iterable[str], read: Callable[[str], Recorded], name: str, first_number: int
 ) -> Iterator[Recorded]:
@@ -87,7 +96,7 @@ def _numbered(
             continue
         try:
             yield read(line)
-        except (ValueError, KeyError, TypeError) as error:
+        except _UNREADABLE as error:
             raise BenchError(f"trace {name}, line {number}: {_reason(error)}") from None
 
 
@@ -96,6 +105,8 @@ def _reason(error: Exception) -> str:
         return f"this is not JSON ({error.msg} at character {error.pos + 1})"
     if isinstance(error, KeyError):
         return f"{error.args[0]!r} is missing"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     return str(error)
 
 
