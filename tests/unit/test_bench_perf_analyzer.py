@@ -59,5 +59,5 @@ def test_results_that_were_not_written_are_one_sentence(tmp_path: Path, table: s
     (tmp_path / "profile.json").touch()
     if table is not None:
         (tmp_path / "table.csv").write_text(table)
-    with pytest.raises(BenchError, match="perf_analyzer ended well and wrote no results: I did$"):
+    with pytest.raises(BenchError, match=r"perf_analyzer ended well and wrote no results: I did$"):
         results_in(tmp_path, "I did\n")

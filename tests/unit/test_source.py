@@ -55,7 +55,7 @@ def test_a_root_may_be_the_model_folder_itself(root: Path, tmp_path: Path) -> No
 
 def test_an_absolute_path_outside_of_the_roots_is_refused(root: Path, tmp_path: Path) -> None:
     text = refused(str(hf_folder(tmp_path / "elsewhere")), root)
-    assert "--model" in text
+    assert "move it into the model's folder 1/" in text
     assert "INFERX_MODEL_ROOTS" in text
 
 
