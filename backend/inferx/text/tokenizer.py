@@ -5,6 +5,7 @@ Transformers' AutoTokenizer imports torch, which Triton's stub has no room for.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from inferx.text.detokenizer import IncrementalDetokenizer
 from inferx.text.token_bytes import UnsupportedTokenizer, token_bytes
 from inferx.text.tokenizer_cache import cached_gguf_tokenizer
 from inferx.text.tokenizer_files import TokenizerFiles, read_folder
+
+# The library would start a thread a core for batches, and each of ours is of one text
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SPECIAL_TOKEN_NAMES = (
     "bos_token",
