@@ -132,7 +132,7 @@ def _remarks(run: Mapping[str, Any]) -> list[str]:
             )
         if (lag := point["send_lag_ms"]) and lag["p99"] > 20:
             lines.append(
-                f"{label}: this client sent 1% of the requests {lag['p99']:.0f} ms late or more: "
+                f"{label}: this client was late with its requests, p99 {lag['p99']:.0f} ms: "
                 "give it more of a processor, or a lower rate"
             )
         if (theirs := point["perf_analyzer"]) and point["e2e_ms"]:

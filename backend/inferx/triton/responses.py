@@ -7,7 +7,6 @@ without further outputs, is one tensor and nothing else.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,8 +45,8 @@ def response(outbox: Outbox, shown: Sequence[Choice]) -> Any:
             sums = [c.cumulative_logprob for c in choices]
             outputs.append(pb_utils.Tensor(CUMULATIVE_LOGPROB, np.array(sums, np.float32)))
         if returns.logprobs:
-            entries = [json.dumps(c.logprobs) if c in shown else "[]" for c in choices]
-            outputs.append(_strings(LOGPROBS, entries))
+            entries = [c.logprobs if c in shown else () for c in choices]
+            outputs.append(_tensor(LOGPROBS, [b"[" + b",".join(one) + b"]" for one in entries]))
         if returns.num_input_tokens:
             outputs.append(_counts(NUM_INPUT_TOKENS, [outbox.num_input_tokens]))
         if returns.num_output_tokens:
@@ -73,7 +72,11 @@ def error_response(error: RequestError) -> Any:
 
 
 def _strings(name: str, values: Sequence[str]) -> Any:
-    return pb_utils.Tensor(name, np.array([v.encode() for v in values], dtype=object))
+    return _tensor(name, [value.encode() for value in values])
+
+
+def _tensor(name: str, values: Sequence[bytes]) -> Any:
+    return pb_utils.Tensor(name, np.array(values, dtype=object))
 
 
 def _counts(name: str, values: Sequence[int]) -> Any:
