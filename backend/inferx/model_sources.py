@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from inferx.config import EngineConfig
-from inferx.errors import ConfigError
+from inferx.errors import ConfigError, ModelLoadError
 from inferx.source import ModelSource, model_roots, resolve
 
 
@@ -45,14 +46,24 @@ def models_in_repository(repository: Path) -> dict[str, StoredModel]:
         versions = [path for path in config.parent.iterdir() if path.name.isdecimal()]
         directory = max(versions, key=lambda path: int(path.name), default=None)
         if directory is not None and (directory / "model.json").exists():
-            settings = EngineConfig.from_file(directory / "model.json")
+            with _naming(config.parent.name):
+                settings = EngineConfig.from_file(directory / "model.json")
             found[config.parent.name] = StoredModel(directory, settings)
     return found
 
 
 def tokenizers_of_repository(repository: Path) -> dict[str, ModelSource]:
     """By model. Raises ConfigError or ModelLoadError."""
-    return {
-        name: model_and_tokenizer(config, model_roots(directory))[1]
-        for name, (directory, config) in models_in_repository(repository).items()
-    }
+    found = {}
+    for name, (directory, config) in models_in_repository(repository).items():
+        with _naming(name):
+            found[name] = model_and_tokenizer(config, model_roots(directory))[1]
+    return found
+
+
+@contextmanager
+def _naming(model: str) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, ModelLoadError) as error:
+        raise type(error)(f"model {model!r} of the repository: {error}") from None

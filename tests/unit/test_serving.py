@@ -158,6 +158,23 @@ def test_a_repository_s_local_models_are_known_by_their_absolute_paths(tmp_path:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        ({"model": "/"}, ModelLoadError, "model '/' lies outside of the folders that may be read"),
+        ({"engine": "synthetic"}, ConfigError, "model.json: the settings 'tokenizer' and 'model'"),
+        ({"model": 1}, ConfigError, "model.json: "),
+    ],
+)
+def test_what_is_wrong_with_a_repository_names_the_model(
+    tmp_path: Path, settings: dict[str, object], error: type[Exception], sentence: str
+) -> None:
+    write_model_repository(tmp_path, "good", {"model": TOKENIZER})
+    write_model_repository(tmp_path, "bad", settings)
+    with pytest.raises(error, match=f"^model 'bad' of the repository: {sentence}"):
+        served_from(tmp_path)
+
+
 def test_options_that_a_repository_s_models_do_not_take_are_named() -> None:
     refuse_settings_of_repository({"model": "models"}, None)
     with pytest.raises(ConfigError) as error:
