@@ -103,7 +103,9 @@ def run_load(load: Load, processes: int, program: str = __file__) -> Figures:
 
 
 class _Loop:
-    """Every stream goes on until all have seen the end, so that the load stays to the last."""
+    """Every stream goes on until all have seen the end, so that the load stays to the last, and
+    then to the end of its answer: tritonserver 2.51 may end with signal 11 when many are cancelled.
+    """
 
     def __init__(self, share: Share) -> None:
         from inferx_client.wire import generate_request
@@ -133,20 +135,16 @@ class _Loop:
             streams = [
                 asyncio.ensure_future(self._stream(channel)) for _ in range(self._share.streams)
             ]
-            all_past_end = asyncio.ensure_future(self._all_past_end.wait())
-            done, _ = await asyncio.wait(
-                [all_past_end, *streams], return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in (all_past_end, *streams):
-                task.cancel()
-            await asyncio.gather(*streams, return_exceptions=True)
-            for task in done:
-                task.result()
+            try:
+                await asyncio.gather(*streams)
+            finally:
+                for stream in streams:
+                    stream.cancel()
 
     async def _stream(self, channel: object) -> None:
         call = channel.stream_stream(METHOD)()  # type: ignore[attr-defined]
         counted = False
-        while True:
+        while not self._all_past_end.is_set():
             started = time.monotonic()
             await call.write(self._request)
             answer = await self._follow(call, started)
@@ -158,6 +156,8 @@ class _Loop:
                 self._past_end += 1
                 if self._past_end == self._share.streams:
                     self._all_past_end.set()
+        await call.done_writing()
+        await call.read()  # the end of the stream
 
     async def _follow(self, call: object, started: float) -> Answer:
         tokens, first = 0, 0.0

@@ -92,7 +92,7 @@ async def _run(share: Share) -> list[Answer]:
 
     async def stream(number: int) -> None:
         connection = await opened(share.load)
-        while True:
+        while not all_past_end.is_set():
             answer = await connection.ask(message)
             if answer.tokens != share.load.max_tokens:
                 raise RuntimeError(f"a request brought {answer.tokens} tokens")
@@ -104,13 +104,11 @@ async def _run(share: Share) -> list[Answer]:
 
     await asyncio.sleep(share.begin - time.monotonic())
     streams = [asyncio.ensure_future(stream(number)) for number in range(share.streams)]
-    waiter = asyncio.ensure_future(all_past_end.wait())
-    done, _ = await asyncio.wait([waiter, *streams], return_when=asyncio.FIRST_COMPLETED)
-    for task in (waiter, *streams):
-        task.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    for task in done:
-        task.result()
+    try:
+        await asyncio.gather(*streams)
+    finally:
+        for task in streams:
+            task.cancel()
     return answers
 
 
