@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from metrics_page import OUTCOMES, num_unended, total
 from openai import OpenAI
 
 PATIENCE = 30.0  # seconds for something that takes one or two
@@ -22,13 +23,7 @@ _SERVE = [
     *("sh", "-c", 'ulimit -Sn 1024 || true; exec "$@"', "sh"),
     *(sys.executable, "-c", "from inferx.cli import main; main()", "serve"),
 ]
-_CANCELLED = "inferx:request_cancellations_total"
-_ENDED = (
-    "inferx:request_success_total",
-    "inferx:request_rejections_total",
-    "inferx:request_failures_total",
-    _CANCELLED,
-)
+_CANCELLED = OUTCOMES["cancelled"]
 _FREE_PORTS = ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
 
 
@@ -61,20 +56,12 @@ class Endpoint(NamedTuple):
             return read_answer(connection)
 
     def gauge(self, name: str, **labels: str) -> float:
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in self.get("/metrics").splitlines()
-            if line.startswith(name + "{") and all(label in line for label in wanted)
-        )
+        return total(self.get("/metrics"), name, **labels)
 
     def num_cancelled(self) -> float:
         """Requests so far, once all are counted that Triton has given to models. None may be under
         way."""
-        self.wait_for(
-            lambda: sum(map(self.gauge, _ENDED)) == self.gauge("nv_inference_request_success"),
-            "not all requests have ended",
-        )
+        self.wait_for(lambda: num_unended(self.get("/metrics")) == 0, "not all requests have ended")
         return self.gauge(_CANCELLED)
 
     def wait_until_cancelled(self, count: float) -> None:

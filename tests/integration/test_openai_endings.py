@@ -30,13 +30,6 @@ ASKED = {
 }
 
 
-@contextlib.contextmanager
-def client_of(endpoint: Endpoint, retries: int = 0) -> Iterator[OpenAI]:
-    url = endpoint.url + "/v1"
-    with OpenAI(base_url=url, api_key="unused", max_retries=retries) as client:
-        yield client
-
-
 def begun_stream(client: OpenAI, max_tokens: int) -> Any:
     stream = client.completions.create(
         model=MODEL,
@@ -83,7 +76,7 @@ def asked(endpoint: Endpoint, path: str) -> tuple[int, str | None, dict[str, Any
 
 def test_a_dead_engine_is_503_until_it_is_back() -> None:
     with serving(*OPTIONS, "--max-engine-restarts=50") as endpoint:
-        with client_of(endpoint) as client:
+        with endpoint.openai() as client:
             before = client.completions.create(model=MODEL, prompt="Once", max_tokens=8)
             stream = begun_stream(client, 4000)
             kill_the_engine(endpoint)
@@ -110,13 +103,13 @@ def test_a_dead_engine_is_503_until_it_is_back() -> None:
         assert answer["error"]["message"] == f"the engine is not running: {MODEL}"
 
         endpoint.wait_for(lambda: asked(endpoint, "/health")[0] == 200, "it does not come back")
-        with client_of(endpoint, retries=10) as client:
+        with endpoint.openai(max_retries=10) as client:
             after = client.completions.create(model=MODEL, prompt="Once", max_tokens=8)
         assert after.choices == before.choices
 
 
 def test_a_triton_that_does_not_answer_is_503_until_it_does() -> None:
-    with serving(*OPTIONS) as endpoint, client_of(endpoint) as client:
+    with serving(*OPTIONS) as endpoint, endpoint.openai() as client:
         stream = begun_stream(client, 1000)
         with frozen_triton(endpoint), ThreadPoolExecutor() as threads:
             answers = list(threads.map(lambda path: asked(endpoint, path), ASKED))
@@ -130,7 +123,7 @@ def test_a_triton_that_does_not_answer_is_503_until_it_does() -> None:
 
 
 def test_a_server_that_has_to_end_finishes_a_stream_first() -> None:
-    with serving(*OPTIONS) as endpoint, client_of(endpoint) as client:
+    with serving(*OPTIONS) as endpoint, endpoint.openai() as client:
         stream = begun_stream(client, 200)
         os.kill(endpoint.pid, signal.SIGTERM)
         *_, last = stream
@@ -141,7 +134,7 @@ def test_a_server_that_has_to_end_finishes_a_stream_first() -> None:
 def test_a_stream_that_takes_longer_than_the_server_waits_ends_with_an_error() -> None:
     with (
         serving(*OPTIONS, "--drain-timeout=0.5") as endpoint,
-        client_of(endpoint) as client,
+        endpoint.openai() as client,
     ):
         stream = begun_stream(client, 4000)
         os.kill(endpoint.pid, signal.SIGTERM)

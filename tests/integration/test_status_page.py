@@ -10,7 +10,6 @@ import psutil
 import pytest
 from browsing import browser, cells, pairs, tab
 from chromium import Browser, Tab
-from openai import OpenAI
 from openai_served import Endpoint, serving
 
 __all__ = ["browser", "tab"]  # fixtures
@@ -96,7 +95,7 @@ def test_the_page_asks_for_the_key_and_forgets_it(tab: Tab, endpoint: Endpoint) 
 def test_figures_and_pages_move_with_the_load(page: Tab, endpoint: Endpoint) -> None:
     page.wait_for(running_is(0))
     wait_until_all_pages_show(page, endpoint)
-    with OpenAI(base_url=endpoint.url + "/v1", api_key=KEY) as client:
+    with endpoint.openai(KEY) as client:
         prompts = ["A list of rivers:", "A list of mountains:"]
         streams = [
             client.completions.create(model=MODEL, prompt=prompt, stream=True, **LONG)

@@ -16,17 +16,11 @@ import numpy as np
 from inferx.triton.server import TritonServer
 from inferx_client import Completion, Delta
 from inferx_client.wire import deltas, generate_request
+from metrics_page import OUTCOMES, num_unended, total
 from tritonclient import grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 _OURS = ("details", "exclude_input", "timeout", "request_id")
-TAKEN = "nv_inference_request_success"  # Triton's count of what it has given to a model
-OUTCOMES = {
-    "success": "inferx:request_success_total",
-    "rejected": "inferx:request_rejections_total",
-    "cancelled": "inferx:request_cancellations_total",
-    "failed": "inferx:request_failures_total",
-}
 PATIENCE = 20.0  # seconds for something that takes one or two
 
 
@@ -120,8 +114,8 @@ class Served:
         or waits: gauges alone may be of the time before.
         """
         wait_for(
-            lambda: self._num_ended() == self.metric(TAKEN),
-            lambda: f"{self._num_ended():g} of {self.metric(TAKEN):g} requests have ended",
+            lambda: self._num_unended() == 0,
+            lambda: f"{self._num_unended():g} requests have not ended",
         )
         for family in ("num_requests_running", "num_requests_waiting", "kv_pages_used"):
             self.wait_for_metric(f"inferx:{family}", lambda value: value == 0)
@@ -134,8 +128,8 @@ class Served:
     def wait_until_counted(self, outcome: str, count: float) -> None:
         self.wait_for_metric(OUTCOMES[outcome], lambda value: value == count)
 
-    def _num_ended(self) -> float:
-        return sum(self.metric(family) for family in OUTCOMES.values())
+    def _num_unended(self) -> float:
+        return num_unended(metrics_text(self.server), model=self.name)
 
     def engine_pid(self) -> int:
         """Of the engine process that was started last."""
@@ -203,13 +197,7 @@ def metrics_text(server: TritonServer) -> str:
 
 
 def metrics(server: TritonServer, family: str, **labels: str) -> float:
-    """The sum of the family's samples with these labels."""
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in metrics_text(server).splitlines()
-        if line.startswith(family + "{") and all(label in line for label in wanted)
-    )
+    return total(metrics_text(server), family, **labels)
 
 
 def wait_for(condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
