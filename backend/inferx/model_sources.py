@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -52,10 +52,10 @@ def models_in_repository(repository: Path) -> dict[str, StoredModel]:
     return found
 
 
-def tokenizers_of_repository(repository: Path) -> dict[str, ModelSource]:
+def tokenizers_of(models: Mapping[str, StoredModel]) -> dict[str, ModelSource]:
     """By model. Raises ConfigError or ModelLoadError."""
     found = {}
-    for name, (directory, config) in models_in_repository(repository).items():
+    for name, (directory, config) in models.items():
         with _naming(name):
             found[name] = model_and_tokenizer(config, model_roots(directory))[1]
     return found

@@ -15,7 +15,7 @@ from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.openai.app import Backend
 from inferx.entrypoints.openai.limits import Limits
 from inferx.entrypoints.openai.server import OpenAIServer
-from inferx.model_sources import tokenizers_of_repository
+from inferx.model_sources import models_in_repository, tokenizers_of
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.server import TritonServer, write_model_repository
 from openai import OpenAI
@@ -51,7 +51,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     make_tiny_model(weights)
     (weights / "chat_template.jinja").write_text("{{ raise_exception('only haiku') }}")
     with TritonServer(repository, arguments=["--model-load-thread-count=1"]) as triton:
-        sources = tokenizers_of_repository(repository)
+        sources = tokenizers_of(models_in_repository(repository))
         tokenizers = {name: Tokenizer.from_source(source) for name, source in sources.items()}
         listener = Frontend(0, None, 0, 0).listen("127.0.0.1")
         backend = Backend(triton.grpc_url, triton.metrics_url, tokenizers)

@@ -147,7 +147,7 @@ def test_a_repository_s_local_models_are_known_by_their_absolute_paths(tmp_path:
     (place / "config.json").write_text("{}")
     write_model_repository(tmp_path, "packaged", {"model": TOKENIZER})
     write_model_repository(tmp_path, "synthetic", {"engine": "synthetic", "tokenizer": TOKENIZER})
-    served = served_from(tmp_path)
+    served = served_from(models_in_repository(tmp_path))
     assert {name: model.config.model for name, model in served.items()} == {
         "local": str(place),
         "packaged": TOKENIZER,
@@ -172,7 +172,7 @@ def test_what_is_wrong_with_a_repository_names_the_model(
     write_model_repository(tmp_path, "good", {"model": TOKENIZER})
     write_model_repository(tmp_path, "bad", settings)
     with pytest.raises(error, match=f"^model 'bad' of the repository: {sentence}"):
-        served_from(tmp_path)
+        served_from(models_in_repository(tmp_path))
 
 
 def test_options_that_a_repository_s_models_do_not_take_are_named() -> None:

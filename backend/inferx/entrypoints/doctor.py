@@ -70,7 +70,7 @@ def examine(tritonserver: str | None = None, model: str = EMBEDDED_MODEL) -> lis
         _check(
             "tritonclient",
             lambda: version("tritonclient"),
-            optional="only clients need it: pip install 'tritonclient[grpc]'",
+            optional="clients and the OpenAI API need it: pip install 'tritonclient[grpc]'",
         ),
         _check("GPU", _gpu, optional="none: models run on the CPU"),
         _check("model", lambda: _model(model)),

@@ -22,9 +22,10 @@ from inferx.entrypoints.frontend import Frontend, Served
 from inferx.entrypoints.settings import engine_config, option_name
 from inferx.errors import ConfigError, ModelLoadError
 from inferx.model_sources import (
+    StoredModel,
     model_and_tokenizer,
     models_in_repository,
-    tokenizers_of_repository,
+    tokenizers_of,
 )
 from inferx.source import PACKAGE_PREFIX, ROOTS_VARIABLE, resolve
 from inferx.triton.server import ServerError, TritonServer, find_server, write_model_repository
@@ -86,8 +87,9 @@ def serve(
     config = engine_config(settings)
     if models := models_of_repository(config.model):
         refuse_settings_of_repository(settings, name)
-        repository = Path(config.model).expanduser()
-        timeouts = Timeouts.of(model.config for model in models_in_repository(repository).values())
+        repository = Path(config.model).expanduser().absolute()
+        stored = models_in_repository(repository)
+        timeouts = Timeouts.of(model.config for model in stored.values())
         server = TritonServer(
             repository,
             installation=find_server(tritonserver),
@@ -95,7 +97,7 @@ def serve(
             exit_timeout=timeouts.exit,
             log=None,
         )
-        served = served_from(server.repository) if frontend else {}
+        served = served_from(stored) if frontend else {}
         return _run(server, models, timeouts.start, frontend, served)
     settings, roots = local_model(settings)
     name = name or served_name(config.model)
@@ -116,12 +118,12 @@ def serve(
         return _run(server, [name], timeouts.start, frontend, served)
 
 
-def served_from(repository: Path) -> dict[str, Served]:
-    """Its models, by name. Raises ConfigError or ModelLoadError."""
-    tokenizers = tokenizers_of_repository(repository)
+def served_from(models: Mapping[str, StoredModel]) -> dict[str, Served]:
+    """A repository's, by name. Raises ConfigError or ModelLoadError."""
+    tokenizers = tokenizers_of(models)
     return {
         name: Served(_with_absolute_path(*model), tokenizers[name])
-        for name, model in models_in_repository(repository).items()
+        for name, model in models.items()
     }
 
 

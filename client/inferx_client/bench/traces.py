@@ -25,9 +25,9 @@ _COLUMNS: dict[Format, tuple[str, str, str]] = {
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
 }
-# Azure writes seven digits of a second; Python 3.10 reads three or six.
 # What a line can make its reader raise: numbers beyond a float and deep nesting too
 _UNREADABLE = (ValueError, KeyError, TypeError, OverflowError, RecursionError, csv.Error)
+# Azure writes seven digits of a second; Python 3.10 reads three or six.
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
 
 
