@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from _parity import distances
 from inferx.engine.core import EngineCore
 from inferx.engine.messages import EngineRequest
@@ -40,24 +41,31 @@ class Verdict(NamedTuple):
 class Reference:
     """A model that judges outputs, each of them once."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, frequency_penalty: float = 0) -> None:
+        self.model = model
+        self._frequency_penalty = frequency_penalty
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
     def distances(self, prompt: Tokens, output: Tokens) -> list[float]:
         """Nats between each token of the output and the likeliest one there."""
         key = tuple(prompt), tuple(output)
         if key not in self._known:
-            self._known[key] = distances(self._model, prompt, output)
+            self._known[key] = distances(self.model, prompt, output, self._frequency_penalty)
         return self._known[key]
 
 
 def generate(
-    core: EngineCore, prompts: Sequence[Tokens], counts: Sequence[int], *, every: int = 0
+    core: EngineCore,
+    prompts: Sequence[Tokens],
+    counts: Sequence[int],
+    *,
+    every: int = 0,
+    frequency_penalty: float = 0,
 ) -> list[Tokens]:
     """So many greedy tokens for each prompt, all at once or one arriving every `every` steps."""
+    always = SamplingParams(temperature=0, ignore_eos=True, frequency_penalty=frequency_penalty)
     waiting = [
-        EngineRequest(uid, prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))
+        EngineRequest(uid, prompt, msgspec.structs.replace(always, max_tokens=count))
         for uid, (prompt, count) in enumerate(zip(prompts, counts, strict=True))
     ]
     got: list[Tokens] = [[] for _ in prompts]

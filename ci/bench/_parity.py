@@ -42,11 +42,20 @@ def prompts() -> list[tuple[str, Tokens]]:
 
 
 @torch.inference_mode()
-def distances(model: transformers.PreTrainedModel, prompt: Tokens, output: Tokens) -> list[float]:
+def distances(
+    model: transformers.PreTrainedModel,
+    prompt: Tokens,
+    output: Tokens,
+    frequency_penalty: float = 0,
+) -> list[float]:
     """By how much each token of ours is less likely, in log-probability, than transformers'
-    likeliest there, given our tokens before it."""
+    likeliest there, given our tokens before it; each time a token is among those, its logit is
+    lower by the penalty."""
     ids = torch.tensor([prompt + output])
-    logits = model(ids, logits_to_keep=len(output) + 1).logits[0, :-1]
-    logprobs = logits.float().log_softmax(-1)
+    logits = model(ids, logits_to_keep=len(output) + 1).logits[0, :-1].float()
+    if frequency_penalty:
+        places = torch.nn.functional.one_hot(torch.tensor(output), logits.shape[1])
+        logits -= frequency_penalty * (places.cumsum(0) - places)
+    logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
     return (logprobs.amax(-1) - chosen).tolist()

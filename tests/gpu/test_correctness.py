@@ -126,6 +126,32 @@ def test_with_fp8_pages(reference: Reference, prompts: list[Tokens]) -> None:
     engine.runner.close()
 
 
+def test_fp8_pages_of_a_prefix_that_many_share(reference: Reference) -> None:
+    """Together the rows have more keys than a step copies out of such pages."""
+    start = tokenizer().encode(texts()["code"], add_special_tokens=False)[:1500]
+    engine = load(
+        SOURCE.path, kv_cache_dtype="fp8", max_model_len=2048, max_num_batched_tokens=1536
+    )
+    generate(engine.core, [start], [1])
+    before = engine.core.stats().prefix_cache_hits
+    prompts = [start + list(range(1000 * row, 1000 * row + 60)) for row in range(24)]
+    run(engine, reference, prompts, FP8_KV_TIES)
+    assert engine.core.stats().prefix_cache_hits - before >= 24 * 1400
+    engine.runner.close()
+
+
+def test_256_requests_whose_tokens_are_all_penalized(
+    engine: LoadedEngine, reference: Reference, prompts: list[Tokens]
+) -> None:
+    penalty = 0.5
+    short = [prompt for prompt in prompts if len(prompt) <= 100]
+    many = [[row % 4000, *short[row % len(short)]] for row in range(256)]
+    counts = [32] * len(many)
+    penalized = Reference(reference.model, frequency_penalty=penalty)
+    outputs = generate(engine.core, many, counts, frequency_penalty=penalty)
+    check_greedy(penalized, many, outputs, counts)
+
+
 @pytest.mark.parametrize(
     "shape",
     [
