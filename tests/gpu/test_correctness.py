@@ -27,6 +27,9 @@ COUNT = 64  # tokens
 # e4m3 keys and values have 3 bits of mantissa: the model itself changes a little, not only ties.
 # Rounding them so in float32 led to 15 of 1,157 tokens beyond 0.3 nats, 0.83 at most.
 FP8_KV_TIES = Ties(usual=0.3, most=1.5, share=0.02)
+# Penalties lead to where several tokens are nearly as likely: correct bfloat16 (the CPU's) is
+# beyond 0.1 nats at 62 of that test's 8,192 tokens, 0.58 at most.
+PENALIZED_TIES = Ties(usual=0.1, most=1.0, share=0.015)
 MIXED = 200  # requests
 
 pytestmark = pytest.mark.timeout(600)  # the first use compiles kernels
@@ -149,7 +152,7 @@ def test_256_requests_whose_tokens_are_all_penalized(
     counts = [32] * len(many)
     penalized = Reference(reference.model, frequency_penalty=penalty)
     outputs = generate(engine.core, many, counts, frequency_penalty=penalty)
-    check_greedy(penalized, many, outputs, counts)
+    check_greedy(penalized, many, outputs, counts, PENALIZED_TIES)
 
 
 @pytest.mark.parametrize(
