@@ -73,7 +73,7 @@ def linear_case(name: str, fp8: bool, tokens: int, warm: bool) -> Timed:
     residual = randn(tokens, features) if name in ("o", "down") else None
     given = norm_rows(x, None, 0.0, quantize=True) if fp8 else x
     taken = x if tokens == 1 else given
-    values = taken.x * taken.scale.unsqueeze(1) if isinstance(taken, Quantized) else taken
+    values = taken.x.double() * taken.scale.unsqueeze(1) if isinstance(taken, Quantized) else taken
     wanted = values.double()
     if tokens == 1 and residual is None:
         wanted = F.rms_norm(wanted, (width,), gain.double(), EPS)

@@ -64,6 +64,10 @@ def gemv_kernel(
     if NORM:
         gain = tl.load(norm_ptr + cols, mask=cols < K, other=0.0)
     wait_previous(PDL)
+    residual = ()
+    for m in tl.static_range(M if RESIDUAL else 0):
+        ptrs = residual_ptr + m * N + tile_rows
+        residual = residual + (tl.load(ptrs, mask=row_ok, other=0.0),)
 
     acc = (tl.zeros([BLOCK_N, BLOCK_K // VEC], tl.float32),) * M
     squares = (tl.zeros([BLOCK_K // VEC], tl.float32),) * M
@@ -111,7 +115,5 @@ def gemv_kernel(
             tl.store(out, y.to(y_ptr.dtype.element_ty), mask=half < N // 2)
         else:
             if RESIDUAL:
-                y += tl.load(residual_ptr + m * N + tile_rows, mask=row_ok, other=0.0).to(
-                    tl.float32
-                )
+                y += residual[m].to(tl.float32)
             tl.store(y_ptr + m * N + tile_rows, y.to(y_ptr.dtype.element_ty), mask=row_ok)

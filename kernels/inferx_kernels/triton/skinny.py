@@ -52,6 +52,10 @@ def skinny_kernel(
     row_ok = tile_rows < N
     token_ok = tokens < M
     launch_next(PDL)
+    if SCALED:
+        w_scale = tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)
     wait_previous(PDL)
 
     w_ptrs = w_ptr + rows[:, None].to(tl.int64) * K + cols[None, :]
@@ -66,6 +70,15 @@ def skinny_kernel(
             x = tl.load(x_ptrs + k, mask=token_ok[None, :] & (k + cols < K)[:, None], other=0.0)
         acc = matmul(w, x, acc)
 
+    # Asked for here, these arrive while the parts gather.
+    if SCALED:
+        x_scale = tl.load(x_scale_ptr + tokens, mask=token_ok, other=0.0)
+    if RESIDUAL:
+        residual = tl.load(
+            residual_ptr + tokens[None, :] * N + tile_rows[:, None],
+            mask=token_ok[None, :] & row_ok[:, None],
+            other=0.0,
+        )
     if SPLIT_K > 1:
         inner = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tokens[None, :]
         mine = (tile * SPLIT_K + part).to(tl.int64)
@@ -81,10 +94,10 @@ def skinny_kernel(
             acc += tl.load(part_ptr + (first + other) * BLOCK_N * BLOCK_M + inner, volatile=True)
 
     if SCALED:
-        acc *= tl.load(x_scale_ptr + tokens, mask=token_ok, other=0.0)[None, :]
-        acc *= tl.load(w_scale_ptr + rows, mask=row_ok, other=0.0)[:, None]
+        acc *= x_scale[None, :]
+        acc *= w_scale[:, None]
     if BIAS:
-        acc += tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)[:, None]
+        acc += bias[:, None]
     if SILU:
         pairs = tl.permute(tl.reshape(acc, [BLOCK_N // 2, 2, BLOCK_M]), 0, 2, 1)
         gate, up = tl.split(pairs)
@@ -97,5 +110,5 @@ def skinny_kernel(
         out = tokens[None, :] * N + tile_rows[:, None]
         ok = token_ok[None, :] & row_ok[:, None]
         if RESIDUAL:
-            y += tl.load(residual_ptr + out, mask=ok, other=0.0).to(tl.float32)
+            y += residual.to(tl.float32)
     tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=ok)
