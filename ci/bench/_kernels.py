@@ -189,21 +189,26 @@ def row_case(name: str, tokens: int, warm: bool) -> Timed:
     return Timed(lambda: [run() for _ in range(8)], 8, tokens * width)
 
 
-def sampling_case(name: str, rows: int, warm: bool) -> Timed:
-    logits = 3 * torch.randn(rows, VOCAB, device="cuda")
+def sampling_case(name: str, rows: int, flat: bool, warm: bool) -> Timed:
+    """flat: logits of a normal distribution, so that 6,300 tokens hold 0.9 of the probability;
+    otherwise they fall with the token's rank as in a text, and 60 hold it."""
+    if flat:
+        logits = 3 * torch.randn(rows, VOCAB, device="cuda")
+    else:
+        ranks = torch.rand(rows, VOCAB, device="cuda").argsort() + 1
+        logits = 7 - 1.5 * ranks.log() + 0.3 * torch.randn(rows, VOCAB, device="cuda")
     ones, zeros = torch.ones(rows, device="cuda"), torch.zeros(rows, device="cuda")
-    temperature, top_k, top_p, min_p = {
-        "greedy": (0, 0, 1, 0),
-        "temperature": (1, 0, 1, 0),
-        "top_k 50": (1, 50, 1, 0),
-        "top_p 0.9": (1, 0, 0.9, 0),
-        "top_k 50, top_p 0.9": (0.7, 50, 0.9, 0),
-        "min_p 0.05": (1, 0, 1, 0.05),
-    }[name]
+    temperature, top_k, top_p, min_p = SAMPLERS[name]
     seeds = torch.arange(rows, device="cuda")
     settings = (ones * temperature, seeds * 0 + top_k, ones * top_p, zeros + min_p, seeds, seeds)
+    repeats = 4
     return Timed(
-        lambda: sample(logits, *settings), 1, logits.nbytes, 0, None, lambda: logits.argmax(-1)
+        lambda: [sample(logits, *settings) for _ in range(repeats)],
+        repeats,
+        logits.nbytes,
+        0,
+        None,
+        lambda: [logits.argmax(-1) for _ in range(repeats)],
     )
 
 
@@ -241,7 +246,15 @@ ROW_OPERATIONS = [
     "late scales, silu mul, quantize",
     "late scales, rope, write e4m3",
 ]
-SAMPLERS = ["greedy", "temperature", "top_k 50", "top_p 0.9", "top_k 50, top_p 0.9", "min_p 0.05"]
+SAMPLERS = {  # temperature, top_k, top_p, min_p
+    "greedy": (0, 0, 1, 0),
+    "temperature 1": (1, 0, 1, 0),
+    "top_k 50": (1, 50, 1, 0),
+    "top_p 0.9": (1, 0, 0.9, 0),
+    "temperature 0.7, top_p 0.95": (0.7, 0, 0.95, 0),
+    "temperature 0.6, top_k 20, top_p 0.95": (0.6, 20, 0.95, 0),
+    "min_p 0.05": (1, 0, 1, 0.05),
+}
 
 
 def cases() -> Iterator[Case]:
@@ -277,7 +290,9 @@ def cases() -> Iterator[Case]:
                     yield case("sparse", label, sparse_case, name, fp8, tokens, 0.5, one_mask)
     for name in SAMPLERS:
         for rows in (1, 32, 256):
-            yield case("sampling", f"{name} {rows}", sampling_case, name, rows)
+            for flat in (False, True):
+                label = f"{name}{', flat' if flat else ''} {rows}"
+                yield case("sampling", label, sampling_case, name, rows, flat)
     for name in ROW_OPERATIONS:
         for tokens in (1, 32, 256, 2048, 8192):
             yield case("rows", f"{name} {tokens}", row_case, name, tokens)

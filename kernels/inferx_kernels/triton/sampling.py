@@ -2,8 +2,8 @@
 
 The logits are read once for statistics of their blocks (`block_stats_kernel`). From these, one
 program a row (`sample_kernel`) knows a bound that every kept token's logit reaches, gathers the
-few tokens above it in order, and finds the exact thresholds of top-k and top-p among them by
-bisection over the numbers' bits. What is kept and drawn is what `inferx_kernels.sampling` defines.
+few tokens above it in order, out of the blocks that have one, and finds the exact thresholds of
+top-k and top-p among them. What is kept and drawn is what `inferx_kernels.sampling` defines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,20 @@ import triton.language as tl
 from torch import Tensor
 
 from inferx_kernels.triton.sizes import cdiv, next_power_of_2
+from inferx_kernels.triton.token_search import (
+    NO_WEIGHT,
+    count_bound,
+    draw,
+    first_above,
+    gather_kept,
+    highest_floor,
+    kept_weights,
+    list_blocks,
+    load_logits,
+    mass_above,
+    mass_bound,
+    order,
+)
 
 CHUNK = 4096  # tokens that a program reads at a time
 BLOCK = 64  # tokens whose largest logit is kept
@@ -29,6 +43,7 @@ def block_stats_kernel(
     chunk_token_ptr,  # [num_rows, num_chunks] int32: the first token that has it
     chunk_sum_ptr,  # [num_rows, num_chunks] fp32: of exp((logit - largest) / temperature)
     block_top_ptr,  # [num_rows, num_chunks * CHUNK / BLOCK] fp32
+    block_sum_ptr,  # likewise: as the chunks' sums, with the chunk's largest
     vocab,
     logits_stride,
     GREEDY_TEMPERATURE: tl.constexpr,
@@ -40,8 +55,7 @@ def block_stats_kernel(
     num_chunks = tl.num_programs(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
-    x = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))
-    x = tl.where(x == x, x, float("-inf"))  # NaN is never chosen
+    x = load_logits(row_ptr, token, vocab)
     top = tl.max(x, 0)
     at = row * num_chunks + chunk
     tl.store(chunk_top_ptr + at, top)
@@ -51,39 +65,9 @@ def block_stats_kernel(
         scaled = (x - top) / temperature
         weights = tl.where(x > float("-inf"), tl.exp(scaled), 0.0)
         tl.store(chunk_sum_ptr + at, tl.sum(weights, 0))
-        blocks = tl.max(tl.reshape(x, [CHUNK // BLOCK, BLOCK]), 1)
         place = at * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
-        tl.store(block_top_ptr + place, blocks)
-
-
-@triton.jit
-def order(x):
-    """fp32 numbers to int32 ones of the same order."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def midpoint(low, high):
-    """The mean, rounded up, without overflow."""
-    return (low | high) - ((low ^ high) >> 1)
-
-
-@triton.jit
-def kept_weights(x, keys, floor, top, temperature):
-    """exp((x - top) / temperature) of numbers whose key is at least `floor`, else 0."""
-    weights = tl.exp((x - top) / temperature)
-    return tl.where((keys >= floor) & (x > float("-inf")), weights, 0.0)
-
-
-@triton.jit
-def first_above(weights, places, before, target):
-    """The first place at which before + the running sum exceeds target, or a large number.
-
-    Where rounding leaves the last sum at the target, the last place of positive weight.
-    """
-    running = before + tl.cumsum(weights, 0)
-    return tl.min(tl.where((running > target) & (weights > 0), places, 2147483647), 0)
+        tl.store(block_top_ptr + place, tl.max(tl.reshape(x, [CHUNK // BLOCK, BLOCK]), 1))
+        tl.store(block_sum_ptr + place, tl.sum(tl.reshape(weights, [CHUNK // BLOCK, BLOCK]), 1))
 
 
 @triton.jit
@@ -98,7 +82,9 @@ def sample_kernel(
     chunk_top_ptr,
     chunk_token_ptr,
     chunk_sum_ptr,
-    block_top_ptr,  # of block_stats_kernel
+    block_top_ptr,
+    block_sum_ptr,  # of block_stats_kernel
+    list_ptr,  # [num_rows, num_chunks * CHUNK / BLOCK] int32: blocks with kept tokens
     kept_ptr,  # [num_rows, MAX_KEPT] fp32: logits
     kept_token_ptr,  # [num_rows, MAX_KEPT] int32
     out_ptr,  # [num_rows] int64
@@ -113,7 +99,6 @@ def sample_kernel(
 ):
     row = tl.program_id(0)
     chunks = tl.arange(0, BLOCK_CHUNKS)
-    places = tl.arange(0, CHUNK)
     at = row * num_chunks + chunks
     tops = tl.load(chunk_top_ptr + at, mask=chunks < num_chunks, other=float("-inf"))
     top = tl.max(tops, 0)
@@ -143,133 +128,71 @@ def sample_kernel(
         chunk = tl.min(tl.where((running > target) & (sums > 0), chunks, BLOCK_CHUNKS), 0)
         chunk = tl.minimum(chunk, tl.max(tl.where(sums > 0, chunks, 0), 0))
         before = tl.sum(tl.where(chunks < chunk, sums, 0.0), 0)
-        token = chunk * CHUNK + places
-        x = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))
-        x = tl.where(x == x, x, float("-inf"))
-        weights = kept_weights(x, order(x), -2147483648, top, temperature)
+        token = chunk * CHUNK + tl.arange(0, CHUNK)
+        weights = kept_weights(load_logits(row_ptr, token, vocab), -2147483648, top, temperature)
         chosen = first_above(weights, token, before, target)
         chosen = tl.minimum(chosen, tl.max(tl.where(weights > 0, token, 0), 0))
         tl.store(out_ptr + row, chosen.to(tl.int64))
         return
 
     # A bound that every kept token reaches.
-    highest = order(top)
-    floor = order(tl.full([], float("-inf"), tl.float32))
-    if min_p > 0.0:
-        floor = order(top + tl.log(min_p) * temperature)
-        floor = tl.minimum(floor, highest)
-    bound = floor
+    BLOCKS: tl.constexpr = BLOCK_CHUNKS * (CHUNK // BLOCK)
     num_blocks = num_chunks * (CHUNK // BLOCK)
-    if cuts_k & (top_k <= num_blocks):
-        # The k-th largest of the blocks' largest.
-        low = floor
-        high = highest
-        while low < high:
-            middle = midpoint(low, high)
-            count = 0
-            for first in range(0, num_blocks, CHUNK):
-                inside = first + places < num_blocks
-                x = tl.load(
-                    block_top_ptr + row * num_blocks + first + places,
-                    mask=inside,
-                    other=float("-inf"),
-                )
-                count += tl.sum((inside & (order(x) >= middle)).to(tl.int32), 0)
-            if count >= top_k:
-                low = middle
-            else:
-                high = middle - 1
-        bound = low
-    elif (not cuts_k) & (min_p <= 0.0):
-        # All tokens below it hold less than 1 - top_p together.
-        bound = order(top + tl.log((1.0 - top_p) * 0.99 * total / vocab) * temperature)
-        bound = tl.minimum(bound, highest)
+    blocks = tl.arange(0, BLOCKS)
+    block_at = row * num_blocks + blocks
+    is_block = blocks < num_blocks
+    block_tops = tl.load(block_top_ptr + block_at, mask=is_block, other=float("-inf"))
+    lowest = tl.full([], NO_WEIGHT, tl.float32)
+    if min_p > 0.0:
+        lowest = tl.maximum(tl.log(tl.minimum(min_p, 1.0)), lowest)
+    floor = order(top + lowest * temperature)
+    bound = floor
+    if cuts_k:
+        bound = count_bound(block_tops, top_k, lowest, top, temperature)
+    elif min_p <= 0.0:
+        chunk_at = row * num_chunks + blocks // (CHUNK // BLOCK)
+        chunk_tops = tl.load(chunk_top_ptr + chunk_at, mask=is_block, other=float("-inf"))
+        block_sums = tl.load(block_sum_ptr + block_at, mask=is_block, other=0.0)
+        scales = tl.exp((chunk_tops - top) / temperature)
+        block_sums = tl.where(chunk_tops > float("-inf"), block_sums * scales, 0.0)
+        spare = (1.0 - top_p) * 0.99 * total  # less than 1 - top_p, for rounding
+        bound = mass_bound(block_sums, spare, lowest, top, temperature, BLOCK)
 
-    # Gather what reaches it, in order.
-    num_kept = 0
-    for chunk in range(0, num_chunks):
-        if order(tl.load(chunk_top_ptr + row * num_chunks + chunk)) >= bound:
-            token = chunk * CHUNK + places
-            x = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))
-            x = tl.where(x == x, x, float("-inf"))
-            keep = (order(x) >= bound) & (token < vocab)
-            place = num_kept + tl.cumsum(keep.to(tl.int32), 0) - 1
-            keep_here = keep & (place < MAX_KEPT)
-            tl.store(kept_ptr + row * MAX_KEPT + place, x, mask=keep_here)
-            tl.store(kept_token_ptr + row * MAX_KEPT + place, token, mask=keep_here)
-            num_kept += tl.sum(keep.to(tl.int32), 0)
-    tl.debug_barrier()
-    gathered = num_kept <= MAX_KEPT
+    list_ptr += row * num_blocks
+    num_listed = list_blocks(block_tops, bound, list_ptr, BLOCKS)
     source_ptr = kept_ptr + row.to(tl.int64) * MAX_KEPT
+    kept_token_ptr += row.to(tl.int64) * MAX_KEPT
+    num_kept = gather_kept(
+        row_ptr,
+        vocab,
+        bound,
+        list_ptr,
+        num_listed,
+        source_ptr,
+        kept_token_ptr,
+        CHUNK,
+        BLOCK,
+        MAX_KEPT,
+    )
+    gathered = num_kept <= MAX_KEPT
     if not gathered:
         source_ptr = row_ptr
         num_kept = vocab
 
     # The exact thresholds.
     if cuts_k:
-        low = bound
-        high = highest
-        while low < high:
-            middle = midpoint(low, high)
-            count = 0
-            for first in range(0, num_kept, CHUNK):
-                inside = first + places < num_kept
-                x = tl.load(source_ptr + first + places, mask=inside, other=float("-inf"))
-                x = tl.where(x == x, x, float("-inf"))
-                count += tl.sum((inside & (order(x) >= middle)).to(tl.int32), 0)
-            if count >= top_k:
-                low = middle
-            else:
-                high = middle - 1
-        floor = tl.maximum(floor, low)
+        goal = top_k.to(tl.float32)
+        floor = highest_floor(source_ptr, num_kept, bound, top, goal, temperature, False, CHUNK)
     if top_p < 1.0:
         goal = top_p * total
         if cuts_k | (min_p > 0.0):
-            mass = 0.0
-            for first in range(0, num_kept, CHUNK):
-                inside = first + places < num_kept
-                x = tl.load(source_ptr + first + places, mask=inside, other=float("-inf"))
-                x = tl.where(x == x, x, float("-inf"))
-                mass += tl.sum(kept_weights(x, order(x), floor, top, temperature), 0)
-            goal = top_p * mass
-        low = tl.maximum(floor, bound)
-        high = highest
-        while low < high:
-            middle = midpoint(low, high)
-            mass = 0.0
-            for first in range(0, num_kept, CHUNK):
-                inside = first + places < num_kept
-                x = tl.load(source_ptr + first + places, mask=inside, other=float("-inf"))
-                x = tl.where(x == x, x, float("-inf"))
-                mass += tl.sum(kept_weights(x, order(x), middle, top, temperature), 0)
-            if mass >= goal:
-                low = middle
-            else:
-                high = middle - 1
-        floor = tl.maximum(floor, low)
+            goal = top_p * mass_above(source_ptr, num_kept, floor, top, temperature, CHUNK)
+        lowest_key = tl.maximum(floor, bound)
+        floor = highest_floor(source_ptr, num_kept, lowest_key, top, goal, temperature, True, CHUNK)
 
-    # The draw.
-    mass = 0.0
-    for first in range(0, num_kept, CHUNK):
-        inside = first + places < num_kept
-        x = tl.load(source_ptr + first + places, mask=inside, other=float("-inf"))
-        x = tl.where(x == x, x, float("-inf"))
-        mass += tl.sum(kept_weights(x, order(x), floor, top, temperature), 0)
-    target = mass * uniform
-    before = 0.0
-    chosen = 2147483647
-    last = 0
-    for first in range(0, num_kept, CHUNK):
-        inside = first + places < num_kept
-        x = tl.load(source_ptr + first + places, mask=inside, other=float("-inf"))
-        x = tl.where(x == x, x, float("-inf"))
-        weights = kept_weights(x, order(x), floor, top, temperature)
-        chosen = tl.minimum(chosen, first_above(weights, first + places, before, target))
-        last = tl.maximum(last, tl.max(tl.where(weights > 0, first + places, 0), 0))
-        before += tl.sum(weights, 0)
-    chosen = tl.minimum(chosen, last)
+    chosen = draw(source_ptr, num_kept, floor, top, uniform, temperature, CHUNK)
     if gathered:
-        chosen = tl.load(kept_token_ptr + row * MAX_KEPT + chosen)
+        chosen = tl.load(kept_token_ptr + chosen)
     tl.store(out_ptr + row, chosen.to(tl.int64))
 
 
@@ -296,9 +219,11 @@ def sample(
     tops = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
     tokens = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
     sums = torch.empty_like(tops)
-    blocks = torch.empty(
-        num_rows, num_chunks * (CHUNK // BLOCK), dtype=torch.float32, device=device
+    num_blocks = num_chunks * (CHUNK // BLOCK)
+    block_tops, block_sums = torch.empty(
+        2, num_rows, num_blocks, dtype=torch.float32, device=device
     )
+    listed = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=device)
     kept = torch.empty(num_rows, MAX_KEPT, dtype=torch.float32, device=device)
     kept_tokens = torch.empty(num_rows, MAX_KEPT, dtype=torch.int32, device=device)
     block_stats_kernel[(num_rows, num_chunks)](
@@ -307,7 +232,8 @@ def sample(
         tops,
         tokens,
         sums,
-        blocks,
+        block_tops,
+        block_sums,
         vocab,
         logits.stride(0),
         GREEDY_TEMPERATURE=GREEDY_TEMPERATURE,
@@ -326,7 +252,9 @@ def sample(
         tops,
         tokens,
         sums,
-        blocks,
+        block_tops,
+        block_sums,
+        listed,
         kept,
         kept_tokens,
         out,
@@ -339,5 +267,6 @@ def sample(
         MAX_KEPT=MAX_KEPT,
         BLOCK_CHUNKS=next_power_of_2(num_chunks),
         num_warps=8,
+        maxnreg=128,  # so that two programs fit a multiprocessor
     )
     return out
