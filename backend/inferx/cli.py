@@ -13,6 +13,7 @@ from rich.table import Table
 from inferx.entrypoints import api_server, sparsity
 from inferx.entrypoints.bench_command import bench_command
 from inferx.entrypoints.doctor import EMBEDDED_MODEL, command, examine
+from inferx.entrypoints.plain_help import PlainHelp
 from inferx.entrypoints.sampling_options import with_sampling
 from inferx.entrypoints.serving import Endpoint, local_model, serve
 from inferx.entrypoints.settings import with_settings
@@ -39,7 +40,7 @@ Stats = Annotated[
 ]
 
 
-@app.command("serve")
+@app.command("serve", cls=PlainHelp)
 @with_settings("model")
 def serve_command(
     model: Model,
@@ -72,7 +73,7 @@ def serve_command(
     )
 
 
-@app.command("generate")
+@app.command("generate", cls=PlainHelp)
 @with_settings("model")
 @with_sampling(max_tokens=128, temperature=0.0)
 def generate_command(
@@ -95,7 +96,7 @@ def generate_command(
         offline.show(llm.stream(text, params), stats=stats)
 
 
-@app.command("chat")
+@app.command("chat", cls=PlainHelp)
 @with_settings("model")
 @with_sampling(max_tokens=512, temperature=0.7, top_p=0.95)
 def chat_command(
@@ -137,7 +138,7 @@ def convert_command(
     typer.echo(f"wrote {folder}: try 'inferx generate {folder} \"Once upon a time\"'")
 
 
-@app.command("memory")
+@app.command("memory", cls=PlainHelp)
 @with_settings("model")
 def memory_command(
     model: Model,

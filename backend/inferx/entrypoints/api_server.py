@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from inferx.entrypoints.frontend import Frontend
+from inferx.entrypoints.plain_help import PlainHelp
 from inferx.entrypoints.serving import Endpoint, serve
 from inferx.entrypoints.settings import with_settings
 from inferx.entrypoints.shell import report_errors
@@ -83,7 +84,7 @@ def api_server(
     openai_max_body: OpenAIMaxBody = 8 << 20,
     settings: dict[str, Any],
 ) -> None:
-    """Serves a model through Triton until it is interrupted."""
+    """Serve a model through Triton until interrupted."""
     endpoint = Endpoint(host, http_port, grpc_port, metrics_port)
     status = serve(
         settings,
@@ -99,7 +100,7 @@ def api_server(
 
 def main() -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(api_server)
+    app.command(cls=PlainHelp)(api_server)
     report_errors(app)
 
 
