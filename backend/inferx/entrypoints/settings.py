@@ -17,23 +17,31 @@ from inferx.entrypoints.added_options import with_options
 
 HELP = {
     "model": "a folder, a .gguf file, a hub id, or package:NAME for one in a Python package",
-    "tokenizer": "the same, where the tokenizer is not the model's own",
+    "tokenizer": (
+        "a folder, a .gguf file, a hub id or package:NAME whose tokenizer is taken, not the model's"
+    ),
     "engine": "synthetic emits tokens at a fixed pace without a model, for load tests",
     "load_format": "dummy makes random weights of the shape in config.json, for benchmarks",
     "device": "where the model runs; auto takes a GPU if there is one",
     "dtype": "of weights and activations; auto takes what is fast on the device, fp8 quantizes",
     "kv_cache_dtype": "of the KV cache; auto is what the model computes in",
-    "max_model_len": "tokens of prompt and output together; the model's own limit if not given",
+    "max_model_len": (
+        "tokens of prompt and output together; if not given the model's own limit, or what the KV "
+        "pages hold"
+    ),
     "max_num_seqs": "sequences that run at once",
     "max_num_batched_tokens": "token budget of one step; 512 on a CPU, 8192 on a GPU if not given",
     "enable_async_batch": "plan step n+1 while step n runs",
     "batch_invariant": "the same tokens whoever shares the batch; slower",
-    "seed": "of requests that bring none",
+    "seed": "what the seeds of requests that bring none are drawn from",
     "block_size": (
         "tokens a KV page holds, a multiple of 16; 16 on a CPU, 64 on a GPU if not given"
     ),
-    "num_gpu_blocks_override": "KV pages; from the memory there is if not given",
-    "kv_cache_memory_bytes": "memory for KV pages; from --gpu-memory-utilization if not given",
+    "num_gpu_blocks_override": "KV pages; from kv_cache_memory_bytes if not given",
+    "kv_cache_memory_bytes": (
+        "bytes for KV pages; if not given, on a GPU what gpu_memory_utilization leaves, on a CPU "
+        "256 MiB or more, by the model"
+    ),
     "gpu_memory_utilization": "share of the GPU's memory for weights, steps and KV pages together",
     "enable_prefix_caching": "keep the pages of finished prompts for requests that begin alike",
     "max_queue_size": "requests that may wait; one more is refused with UNAVAILABLE",
