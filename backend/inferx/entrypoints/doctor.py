@@ -185,6 +185,6 @@ def _shared_memory() -> str:
     if size < _SHARED_MEMORY_BYTES:
         raise InferxError(
             f"/dev/shm has {size / 2**20:.0f} MB, and Triton's Python backend wants 64: "
-            "start the container with --shm-size=256m"
+            "start the container with --shm-size=1g"
         )
     return f"/dev/shm, {size / 2**20:.0f} MB"
