@@ -24,7 +24,7 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN python3 -m venv --without-pip /opt/inferx/env \
     && wheel="$(ls /opt/inferx/wheels/inferx-*.whl)" \
     && pip --python /opt/inferx/env/bin/python install --no-cache-dir \
-        --constraint /opt/inferx/constraints.txt "${wheel}[gpu,openai]"
+        --constraint /opt/inferx/constraints.txt "${wheel}[gpu,openai,traces]"
 ENV PATH=/opt/inferx/env/bin:${PATH}
 COPY backend/model.py /opt/tritonserver/backends/inferx/model.py
 # What is derived from a model, its tokenizer file for one, is kept here.
@@ -37,4 +37,7 @@ WORKDIR /models
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
     CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
-CMD ["tritonserver", "--model-repository=/models", "--exit-timeout-secs=30"]
+# Callers' traces and clients' pings pass, as in `inferx serve`.
+CMD ["tritonserver", "--model-repository=/models", "--exit-timeout-secs=30", \
+     "--grpc-header-forward-pattern=traceparent", \
+     "--grpc-http2-min-recv-ping-interval-without-data=1000"]
