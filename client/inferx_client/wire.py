@@ -72,7 +72,7 @@ class Completion:
 
     texts: list[str] = field(default_factory=list)
     finish_reasons: list[str | None] = field(default_factory=list)
-    num_output_tokens: list[int] = field(default_factory=list)
+    num_output_tokens: list[int] = field(default_factory=list)  # 0 where `details` leaves it out
     cumulative_logprobs: list[float | None] = field(default_factory=list)
     logprobs: list[list[dict[str, Any]]] = field(default_factory=list)
     num_input_tokens: int | None = None
