@@ -23,6 +23,7 @@ def check_writable(option: str, path: Path) -> None:
     with _naming(option, path):  # which a folder that cannot be looked into prevents, too
         if path.is_dir() or not path.parent.is_dir():
             raise OutputError(f"{option} is {str(path)!r}: give a file in a folder that exists")
+        _refuse_special(option, path)
         if path.exists():
             os.close(os.open(path, os.O_WRONLY))
         else:  # a link may lead to a file that is not there, in another folder
@@ -35,6 +36,7 @@ def write(option: str, path: Path, content: bytes) -> None:
     Raises OutputError where the file of a command's option cannot be written.
     """
     with _naming(option, path):
+        _refuse_special(option, path)
         place = Path(os.path.realpath(path))
         if place.exists() and not _is_replaceable(place):
             place.write_bytes(content)
@@ -63,11 +65,16 @@ def write_picture(option: str, path: Path, figure: Any, *, dpi: int) -> None:
     write(option, path, drawn.getvalue())
 
 
+def _refuse_special(option: str, path: Path) -> None:
+    """Opening a FIFO waits for its reader, maybe for ever; a device or socket keeps no report."""
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{option} is {str(path)!r}, which is no regular file: give another name")
+
+
 def _is_replaceable(path: Path) -> bool:
-    """A file of this user under one name, no device, in a folder that takes another file."""
+    """A file of this user under one name, in a folder that takes another file."""
     return (
-        path.is_file()
-        and path.stat().st_nlink == 1
+        path.stat().st_nlink == 1
         and path.stat().st_uid == os.geteuid()
         and os.access(path.parent, os.W_OK | os.X_OK)
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,9 +99,26 @@ def test_a_link_that_waits_under_the_unfinished_file_s_name_is_not_followed(
     assert sorted(tmp_path.iterdir()) == [link, other]
 
 
-def test_a_device_is_written_to() -> None:
-    write("--json", Path("/dev/null"), b"{}")
-    assert Path("/dev/null").is_char_device()
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "socket", "device"])
+def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path: Path, kind: str) -> None:
+    """Opening a FIFO to write waits until somebody reads it."""
+    path = Path("/dev/null") if kind == "device" else tmp_path / "out.json"
+    with socket.socket(socket.AF_UNIX) as listening:
+        if kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "link to a fifo":
+            os.mkfifo(tmp_path / "fifo")
+            path.symlink_to(tmp_path / "fifo")
+        elif kind == "socket":
+            listening.bind(str(path))
+        for attempt in (
+            lambda: check_writable("--json", path),
+            lambda: write("--json", path, b"{}"),
+        ):
+            assert refusal(attempt) == (
+                f"--json is '{path}', which is no regular file: give another name"
+            )
+    assert not path.is_file()
 
 
 @pytest.mark.parametrize("name", ["p.png", "p.svg"])
