@@ -20,7 +20,6 @@ from typer.testing import CliRunner
         (["--chat"], "--chat needs --openai URL"),
         (["--goodput=fast"], "goodput 'fast': a limit is ttft, tpot, e2e"),
         (["--output=r.pdf"], "--output r.pdf: the name has to end with .json, .csv or .html"),
-        (["--output=no-such-folder/r.csv"], "there is no such folder"),
         (["--rate=1", "--with-perf-analyzer"], "--with-perf-analyzer needs --concurrency"),
         (["--trace=none.csv"], "trace none.csv: No such file"),
         (["--prompts=none.txt"], "prompts none.txt: No such file"),

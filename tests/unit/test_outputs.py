@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import secrets
-import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,21 +103,20 @@ def test_a_link_that_waits_under_the_unfinished_file_s_name_is_not_followed(
 def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path: Path, kind: str) -> None:
     """Opening a FIFO to write waits until somebody reads it."""
     path = Path("/dev/null") if kind == "device" else tmp_path / "out.json"
-    with socket.socket(socket.AF_UNIX) as listening:
-        if kind == "fifo":
-            os.mkfifo(path)
-        elif kind == "link to a fifo":
-            os.mkfifo(tmp_path / "fifo")
-            path.symlink_to(tmp_path / "fifo")
-        elif kind == "socket":
-            listening.bind(str(path))
-        for attempt in (
-            lambda: check_writable("--json", path),
-            lambda: write("--json", path, b"{}"),
-        ):
-            assert refusal(attempt) == (
-                f"--json is '{path}', which is no regular file: give another name"
-            )
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link to a fifo":
+        os.mkfifo(tmp_path / "fifo")
+        path.symlink_to(tmp_path / "fifo")
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    for attempt in (
+        lambda: check_writable("--json", path),
+        lambda: write("--json", path, b"{}"),
+    ):
+        assert refusal(attempt) == (
+            f"--json is '{path}', which is no regular file: give another name"
+        )
     assert not path.is_file()
 
 
@@ -136,6 +135,23 @@ def test_an_interrupt_while_a_picture_is_drawn_leaves_no_part_of_it(
     with pytest.raises(KeyboardInterrupt):
         write_picture("--picture", tmp_path / name, figure, dpi=50)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "command", "name"),
+    [
+        ("--output", ["bench", "model"], "report.csv"),
+        ("--picture", ["memory", "model"], "memory.png"),
+        ("--json", ["sparsity", "measure", "model"], "found.json"),
+    ],
+)
+def test_every_command_has_one_sentence_for_a_folder_that_is_not_there(
+    tmp_path: Path, option: str, command: list[str], name: str
+) -> None:
+    path = tmp_path / "no-such-folder" / name
+    ended = CliRunner().invoke(app, [*command, f"{option}={path}"])
+    assert isinstance(ended.exception, OutputError)
+    assert str(ended.exception) == f"{option} is '{path}': give a file in a folder that exists"
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".html"])

@@ -123,8 +123,6 @@ def _writer(path: Path) -> Callable[[dict[str, Any]], str]:
     writers = {".json": lambda run: json.dumps(run, indent=1), ".csv": as_csv, ".html": as_html}
     if path.suffix not in writers:
         raise ConfigError(f"--output {path}: the name has to end with .json, .csv or .html")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output {path}: there is no such folder")
     check_writable("--output", path)
     return writers[path.suffix]
 

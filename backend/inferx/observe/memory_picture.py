@@ -22,8 +22,6 @@ def check_pictures(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.suffix not in _FORMATS:
             raise ConfigError(f"{path.name}: a picture's name ends in {' or '.join(_FORMATS)}")
-        if not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: there is no such folder")
         check_writable("--picture", path)
     if paths and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
