@@ -8,14 +8,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+from inferx.cli import app
 from inferx_client.bench.measure import follow
 from inferx_client.bench.openai_target import openai_target
 from inferx_client.bench.prompts import Request
 from inferx_client.bench.target import Sending
 from inferx_client.bench.timing import Timing
+from typer.testing import CliRunner
 
 Answer = Callable[["Handler"], None]
 
@@ -156,3 +160,51 @@ def test_a_confidence_that_is_missing_is_an_error(server: Server) -> None:
         completion(" a", logprobs={"token_logprobs": [-0.1]})
     )
     assert asked(server, Sending(confidence=True)).error is None
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "said"),
+    [
+        ({}, 0, None),
+        ({7: 503}, 0, None),
+        (
+            {7: 503, 50: 429, 51: 429},
+            1,
+            "inferx: 1 at once: 3 of 100 requests failed, 2 of them with HTTP 429: "
+            "its figures are of the others alone",
+        ),
+        (
+            dict.fromkeys(range(100), 503),
+            1,
+            "inferx: 1 at once: 100 of 100 requests failed, 100 of them with HTTP 503: "
+            "its figures are of the others alone",
+        ),
+    ],
+)
+def test_a_point_with_more_than_a_hundredth_of_its_requests_failed_ends_the_command_with_1(
+    server: Server, tmp_path: Path, failures: dict[int, int], status: int, said: str | None
+) -> None:
+    numbers = count()
+
+    def answer(handler: Handler) -> None:
+        if code := failures.get(next(numbers)):
+            handler.respond(code, "{}")
+        else:
+            handler.events(completion(" a"), {"choices": [], "usage": USAGE})
+
+    server.answer = answer
+    prompts, report = tmp_path / "prompts.txt", tmp_path / "report.json"
+    prompts.write_text("Once\n")
+    ended = CliRunner().invoke(
+        app,
+        [
+            *("bench", "m", f"--openai=http://127.0.0.1:{server.server_address[1]}"),
+            *("--concurrency=1", "--requests=100", "--warm-up=0"),
+            *(f"--prompts={prompts}", f"--output={report}"),
+        ],
+    )
+    assert ended.exit_code == status
+    complaints = [line for line in ended.output.splitlines() if line.startswith("inferx: ")]
+    assert complaints == ([said] if said else [])
+    [point] = json.loads(report.read_text())["points"]
+    assert sum(point["errors"].values()) == len(failures)

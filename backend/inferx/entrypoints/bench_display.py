@@ -104,6 +104,9 @@ class Display:
     def wrote(self, path: Path) -> None:
         self._progress.console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
+    def complains(self, sentence: str) -> None:
+        self._progress.console.print(f"inferx: {sentence}", markup=False, soft_wrap=True)
+
 
 def _short(milliseconds: float) -> str:
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"
