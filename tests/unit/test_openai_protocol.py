@@ -107,7 +107,23 @@ def test_what_is_not_supported_is_refused_unless_it_asks_for_nothing(
 
 def test_best_of_may_repeat_n() -> None:
     assert completion(n=2, best_of=2).sampling == {"n": 2}
-    assert refusal(completion, best_of=2)[0] == "best_of"
+    assert completion(best_of=None) == completion(best_of=1) == completion()
+    for fields in ({"best_of": 2}, {"n": 2, "best_of": 1}, {"n": 2, "best_of": 3}):
+        assert refusal(completion, **fields) == (
+            "best_of",
+            "best_of is not supported: leave it out, or set it to n",
+        )
+
+
+@pytest.mark.parametrize("name", ["n", "best_of", "logprobs", "max_tokens", "min_tokens", "top_k"])
+def test_every_integer_takes_numbers_as_text_and_nothing_else(name: str) -> None:
+    """As of the tensor interface, whose clients send numbers as text."""
+    for one in (1, "1", " 1 ", 1.0):
+        completion(**{name: one})
+    for wrong in (True, False, "true", "one", "", 1.5, [1], {"a": 1}):
+        param, message = refusal(completion, **{name: wrong})
+        assert param == name
+        assert "expected an integer between" in message
 
 
 def test_stream_options_need_a_stream_and_usage_is_their_only_one() -> None:

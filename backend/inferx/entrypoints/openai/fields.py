@@ -23,7 +23,7 @@ SAMPLING = (
 COMMON = ("model", "stream", "stream_options", "max_tokens", "logprobs")
 CHAT = ("messages", "max_completion_tokens", "top_logprobs")
 CHAT_EXTRAS = ("add_generation_prompt", "chat_template_kwargs")
-COMPLETION = ("prompt", "echo")
+COMPLETION = ("prompt", "echo", "best_of")
 # They say who asks, and change no answer
 _BOOKKEEPING = ("user", "safety_identifier")
 # What is not supported, with the values that ask for nothing

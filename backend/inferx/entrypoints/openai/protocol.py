@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from inferx.engine.sampling import MAX_LOGPROBS, SamplingParams
+from inferx.engine.sampling import MAX_LOGPROBS, MAX_N, SamplingParams
 from inferx.entrypoints.openai.errors import invalid, of_request_error
 from inferx.entrypoints.openai.fields import (
     CHAT,
@@ -87,10 +87,9 @@ def chat_request(given: Mapping[str, Any]) -> ChatRequest:
 
 def completion_request(given: Mapping[str, Any]) -> CompletionRequest:
     """Raises ApiError, naming the field."""
-    fields = known_fields(
-        {k: v for k, v in given.items() if k != "best_of"}, (*COMMON, *COMPLETION)
-    )
-    if given.get("best_of") not in (None, fields.get("n", 1)):
+    fields = known_fields(given, (*COMMON, *COMPLETION))
+    best_of = integer(fields, "best_of", 1, MAX_N)
+    if best_of not in (None, integer(fields, "n", 1, MAX_N) or 1):
         raise invalid("best_of is not supported: leave it out, or set it to n", "best_of")
     echo = flag(fields, "echo")
     logprobs = integer(fields, "logprobs", 0, MAX_LOGPROBS)
