@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
 from inferx.errors import RequestError, Unavailable
+from inferx.triton import cancellation
 from inferx.triton.cancellation import POLLS_A_TICK, TICK, Canceller
 from inferx.triton.inflight import InFlight
 from inferx.triton.lifecycle import Lifecycle
@@ -98,6 +102,43 @@ def test_polls_are_bounded_and_end_with_the_request() -> None:
         outbox.fail(Unavailable("the end"))
     assert canceller.close(10)
     assert len(polls) <= POLLS_A_TICK * (1 + (polls[-1] - polls[0]) / TICK)
+
+
+def test_requests_that_have_ended_are_let_go_in_one_turn_however_many_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else more of them than POLLS_A_TICK a tick would pile up, and keep others from their poll."""
+    turns, seen = itertools.count(), {"before": -1, "behind": -1}
+    turn = 0
+
+    def monotonic() -> float:  # once a turn
+        nonlocal turn
+        turn = next(turns)
+        return 0.0
+
+    class Seen(Request):
+        def __init__(self, place: str) -> None:
+            super().__init__()
+            self.place = place
+
+        def is_cancelled(self) -> bool:
+            if seen["behind"] < 0:
+                seen[self.place] = turn
+            return False
+
+    ends = Ends()
+    ended = [ends.outbox("ended") for _ in range(50 * POLLS_A_TICK)]
+    for outbox in ended:
+        outbox.closed = True
+    monkeypatch.setattr(cancellation, "time", SimpleNamespace(monotonic=monotonic))
+    canceller = Canceller(ends.aborted.extend)
+    for outbox in (
+        ends.outbox("before", Seen("before")), *ended, ends.outbox("behind", Seen("behind"))
+    ):  # fmt: skip
+        canceller.watch(outbox)
+    until(lambda: seen["behind"] >= 0)
+    assert canceller.close(10)
+    assert seen["before"] == seen["behind"]
 
 
 def test_a_poll_that_fails_leaves_the_request_its_deadline() -> None:

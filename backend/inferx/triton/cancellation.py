@@ -51,8 +51,7 @@ class Canceller:
         while self._wait():
             try:
                 self._expire(time.monotonic())
-                for _ in range(min(POLLS_A_TICK, len(self._watched))):
-                    self._poll_next()
+                self._poll()
             except Exception as error:
                 logger.error("polling for cancellations failed: %s", type(error).__name__)
 
@@ -77,13 +76,21 @@ class Canceller:
                     outbox, f"the deadline of {outbox.deadline - outbox.arrived:g} s passed"
                 )
 
-    def _poll_next(self) -> None:
-        outbox = self._watched.popleft()
-        if outbox.closed:
-            return
-        self._watched.append(outbox)  # before asking, which may fail
-        if self._is_cancelled(outbox):
-            self._cancel(outbox, "the client cancelled the request")
+    def _poll(self) -> None:
+        """Asks for the next ones. Those that have ended take no question and are let go, however
+        many they are: more requests may end than can be asked for.
+        """
+        questions = POLLS_A_TICK
+        for _ in range(len(self._watched)):
+            outbox = self._watched.popleft()
+            if outbox.closed:
+                continue
+            self._watched.append(outbox)  # before asking, which may fail
+            if self._is_cancelled(outbox):
+                self._cancel(outbox, "the client cancelled the request")
+            questions -= 1
+            if questions == 0:
+                return
 
     def _is_cancelled(self, outbox: Outbox) -> bool:
         with outbox.lock:
