@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -141,3 +142,27 @@ def test_a_deadline_that_passes_while_a_text_is_tokenized_leaves_nothing_in_the_
     stages.close()
     assert stages.engine.num_in_flight == 0
     assert stages.pace.num_read == 0
+
+
+@pytest.mark.parametrize("text", ["secret", f"secret {LONG}"])
+def test_a_failure_of_ours_has_one_id_and_one_line_in_the_log_without_the_prompt(
+    stages: Admitting,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+) -> None:
+    def fail(text: str, **options: bool) -> list[int]:
+        raise RuntimeError(f"cannot encode {text}")
+
+    monkeypatch.setattr(stages.tokenizer, "encode", fail)
+    request = stages.admit(text)
+    wait_until(lambda: request.sender.closed)
+    status, message = request.sender.error or ("", "")
+    said = re.fullmatch(
+        r"the server failed on this request \(error (\w+), see the server's log\)", message
+    )
+    assert status == "INTERNAL"
+    assert said is not None, message
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"error {said[1]}, request '': RuntimeError at ")
+    assert "secret" not in record.getMessage()

@@ -17,7 +17,9 @@ from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.pace import StreamPace
 from inferx.triton.protocol import GenerateRequest
 
-_ANY_UID = 0  # of an error that ends the whole request; the engine's own uids start at 1
+ANY_UID = (
+    0  # of an error of this process that ends the whole request; the engine's own uids start at 1
+)
 
 
 class Choice:
@@ -38,7 +40,7 @@ class Choice:
     def __init__(self, index: int, stream: TextStream, prompt: str) -> None:
         """`prompt` is what the text begins with: empty unless the client wants it repeated."""
         self.index = index
-        self.uid = _ANY_UID
+        self.uid = ANY_UID
         self.stream = stream
         self.text = prompt
         self.num_tokens = 0
@@ -180,7 +182,7 @@ class Outbox:
         """Ends the request with `error`, after all that has been put before."""
         if self._pace is not None:
             self._pending.extend(self._pace.rest())
-        self._pending.append(RequestOutput(_ANY_UID, [], error=(error.status, str(error))))
+        self._pending.append(RequestOutput(ANY_UID, [], error=(error.status, str(error))))
         self._schedule()
 
     def take(self) -> list[RequestOutput]:

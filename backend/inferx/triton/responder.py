@@ -21,7 +21,7 @@ from inferx.engine.messages import RequestOutput
 from inferx.errors import Cancelled, InvalidArgument, RequestError, Status, Unavailable
 from inferx.observe.request_stats import RequestStats
 from inferx.triton.logs import engine_error, internal_error, shown_id
-from inferx.triton.outbox import Choice, Outbox
+from inferx.triton.outbox import ANY_UID, Choice, Outbox
 from inferx.triton.responses import FINAL, error_response, response
 
 logger = logging.getLogger(__name__)
@@ -103,14 +103,14 @@ class _Shard:
 
     def _serve(self, outbox: Outbox) -> None:
         """Sends all that has come for one request."""
-        outputs, error = _until_error(outbox.take())
+        outputs, error = _until_error(outbox.take(), outbox.id)
         changed = self._advance(outbox, outputs)
         if outbox.request is not None and outbox.request.stream:
             self._send_deltas(outbox, changed)
         elif error is None and changed and outbox.finished:
             self._send(outbox, outbox.choices, final=True)
         if error is not None and not outbox.closed:
-            self._end_with(outbox, _as_exception(error, outbox.id))
+            self._end_with(outbox, error)
 
     def _advance(self, outbox: Outbox, outputs: list[RequestOutput]) -> list[Choice]:
         """Adds outputs to their choices' texts; returns the choices that changed."""
@@ -200,19 +200,19 @@ class _Shard:
 
 
 def _until_error(
-    outputs: list[RequestOutput],
-) -> tuple[list[RequestOutput], tuple[Status, str] | None]:
+    outputs: list[RequestOutput], request_id: str
+) -> tuple[list[RequestOutput], RequestError | None]:
     for position, output in enumerate(outputs):
         if output.error is not None:
-            return outputs[:position], output.error
+            return outputs[:position], _as_exception(output.uid, *output.error, request_id)
     return outputs, None
 
 
-def _as_exception(error: tuple[Status, str], request_id: str) -> RequestError:
-    status, message = error
-    if status == "INTERNAL":
-        return engine_error(message, request_id)
-    return _EXCEPTIONS[status](message)
+def _as_exception(uid: int, status: Status, message: str, request_id: str) -> RequestError:
+    if status != "INTERNAL":
+        return _EXCEPTIONS[status](message)
+    # One of this process has been logged, and has its id
+    return RequestError(message) if uid == ANY_UID else engine_error(message, request_id)
 
 
 _EXCEPTIONS: dict[Status, type[RequestError]] = {
