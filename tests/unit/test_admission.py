@@ -166,3 +166,34 @@ def test_a_failure_of_ours_has_one_id_and_one_line_in_the_log_without_the_prompt
     (record,) = caplog.records
     assert record.getMessage().startswith(f"error {said[1]}, request '': RuntimeError at ")
     assert "secret" not in record.getMessage()
+
+
+@pytest.mark.parametrize("echoes", [False, True])
+@pytest.mark.parametrize(
+    ("input_ids", "refusal"),
+    [
+        ([5, -1], "the prompt holds the token id -1: expected ids from 0 to "),
+        ([5, -(2**31)], "the prompt holds the token id -2147483648: expected ids from 0 to "),
+        ([2**31 - 1, 5], "the prompt holds the token id 2147483647: expected ids from 0 to "),
+        ([5] * 32_767, "the prompt has 32767 tokens and max_tokens is 2: together 32769, but "),
+    ],
+)
+def test_ids_that_are_no_prompt_are_refused_before_they_become_text(
+    stages: Admitting,
+    monkeypatch: pytest.MonkeyPatch,
+    input_ids: list[int],
+    refusal: str,
+    echoes: bool,
+) -> None:
+    """Text of millions of ids takes seconds, in which no other request is admitted."""
+    monkeypatch.setattr(stages.tokenizer, "decode_prompt", None, raising=False)
+    monkeypatch.setattr(stages.tokenizer, "detokenizer", None, raising=False)
+    request = Request(
+        input_ids=input_ids,
+        exclude_input_in_output=not echoes,
+        sampling_parameters={"max_tokens": 2},
+    )
+    stages.admission.admit(request)
+    wait_until(lambda: request.sender.closed)
+    status, message = request.sender.error or ("", "")
+    assert (status, message[: len(refusal)]) == ("INVALID_ARG", refusal)

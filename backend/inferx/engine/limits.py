@@ -16,10 +16,11 @@ def check_request(
     """Raises InvalidArgument, with both numbers, where a choice goes beyond the engine's limits."""
     if not prompt_token_ids:
         raise InvalidArgument("the prompt is empty: it needs at least one token")
-    _check_ids("the prompt", prompt_token_ids, info)
+    for choice in params:
+        _check_length(len(prompt_token_ids), choice.max_tokens, info)
+    _check_ids("the prompt", prompt_token_ids, info)  # none of a prompt that is far too long
     for choice in params:
         _check_sparsity(choice.sparsity, info)
-        _check_length(len(prompt_token_ids), choice.max_tokens, info)
         _check_ids("stop_token_ids", choice.stop_token_ids, info)
         _check_ids("logit_bias", choice.logit_bias, info)
         _check_ids("bad_words", chain.from_iterable(choice.bad_words_token_ids), info)

@@ -11,6 +11,7 @@ import msgspec
 
 from inferx.config import EngineConfig
 from inferx.engine.client import EngineClient
+from inferx.engine.limits import check_request
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import InvalidArgument, RequestError
 from inferx.text.bad_words import bad_words_token_ids
@@ -77,7 +78,7 @@ class Admission:
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def _check(self, request: GenerateRequest) -> None:
-        """What can be said before tokenizing. Raises InvalidArgument."""
+        """What can be said before anything is made of the prompt. Raises InvalidArgument."""
         if request.stream and not self._decoupled:
             raise InvalidArgument(
                 "stream is true: this model is configured with `decoupled: false`, which sends one "
@@ -85,6 +86,8 @@ class Admission:
             )
         if request.text is not None:
             self._refuse_hopeless(request.text)
+        if request.input_ids is not None:
+            check_request(request.input_ids, [request.sampling], self._engine.info)
 
     def _submit_aside(self, outbox: Outbox, request: GenerateRequest) -> None:
         with _answering(outbox):
