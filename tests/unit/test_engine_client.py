@@ -64,6 +64,16 @@ def test_the_queue_is_bounded_and_the_refusal_has_both_numbers(client):
     assert client.num_in_flight == 8
 
 
+def test_more_choices_than_there_is_ever_room_for_are_no_reason_to_try_again(client):
+    outputs = Outputs()
+    client.submit([1], [FOREVER] * 8, outputs)
+    for in_flight in (8, 0):
+        with pytest.raises(InvalidArgument, match=r"^n is 9: .* at most 8 sequences at once"):
+            client.submit([1], [FOREVER] * 9, outputs)
+        assert client.num_in_flight == in_flight
+        client.abort(list(range(1, 9)))
+
+
 def test_running_and_queued_requests_are_aborted_and_others_go_on(client):
     outputs = Outputs()
     running = client.submit([1], [FOREVER] * 3, outputs)

@@ -20,7 +20,7 @@ from inferx.engine.messages import (
 )
 from inferx.engine.sampling import SamplingParams
 from inferx.engine.supervisor import State, Supervisor
-from inferx.errors import Unavailable
+from inferx.errors import InvalidArgument, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,11 @@ class EngineClient:
         if self._draining:
             raise Unavailable("the model is being unloaded and takes no new requests")
         limit = self._config.max_num_seqs + self._config.max_queue_size
+        if num_choices > limit:
+            raise InvalidArgument(
+                f"n is {num_choices}: this server takes at most {limit} sequences at once "
+                "(max_num_seqs + max_queue_size); ask for fewer"
+            )
         if len(self._sinks) + num_choices > limit:
             raise Unavailable(
                 f"the queue is full: {len(self._sinks)} sequences are in flight and {num_choices} "
