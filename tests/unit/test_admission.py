@@ -45,7 +45,7 @@ class HeldUp:
 class Admitting:
     """The stages from admission to response, before a synthetic engine."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, **settings: Any) -> None:
         self.engine = engine
         self.tokenizer = HeldUp()
         self.pace = Pace(1)
@@ -55,7 +55,7 @@ class Admitting:
         self.canceller = Canceller(engine.abort)
         tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
         self.admission = Admission(
-            EngineConfig.from_mapping(SETTINGS),
+            EngineConfig.from_mapping(SETTINGS | settings),
             engine,
             tokenizer,
             self.responder,
@@ -108,6 +108,29 @@ def test_requests_are_answered_while_long_texts_are_tokenized(stages: Admitting)
     stages.tokenizer.may_begin.set()
     wait_until(lambda: all(request.sender.closed for request in long))
     assert [request.sender.error for request in long] == [None] * 4
+
+
+def test_no_more_long_texts_wait_than_may_wait_for_the_engine(engine: EngineClient) -> None:
+    stages = Admitting(engine, max_queue_size=3)
+    try:
+        long = [stages.admit(LONG) for _ in range(2 + 3)]  # two are being tokenized
+        refused = stages.admit(LONG)
+        wait_until(lambda: refused.sender.closed)
+        assert refused.sender.error == (
+            "UNAVAILABLE",
+            "the queue is full: as many long prompts as max_queue_size, 3, wait to be tokenized; "
+            "try again later",
+        )
+        long[-1].cancelled = True
+        stages.tokenizer.may_begin.set()
+        wait_until(lambda: all(request.sender.closed for request in long))
+        assert [request.sender.error for request in long[:-1]] == [None] * 4
+        for _ in range(2):  # there is room again, also where a cancelled one was
+            again = [stages.admit(LONG) for _ in range(3)]
+            wait_until(lambda: all(request.sender.closed for request in again))  # noqa: B023
+            assert [request.sender.error for request in again] == [None] * 3
+    finally:
+        stages.close()
 
 
 def test_what_is_wrong_with_a_long_text_is_its_answer(stages: Admitting) -> None:

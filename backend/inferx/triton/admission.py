@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from inferx.config import EngineConfig
 from inferx.engine.client import EngineClient
 from inferx.engine.limits import check_request
 from inferx.engine.sampling import SamplingParams
-from inferx.errors import InvalidArgument, RequestError
+from inferx.errors import InvalidArgument, RequestError, Unavailable
 from inferx.text.bad_words import bad_words_token_ids
 from inferx.text.stream import TextStream
 from inferx.text.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class Admission:
         self._tracing = tracing
         self._decoupled = decoupled
         self._aside = ThreadPoolExecutor(_THREADS, thread_name_prefix="inferx-long-texts")
+        self._room_aside = threading.Semaphore(_THREADS + config.max_queue_size)
 
     def admit(self, triton_request: Any) -> None:
         """Takes over a pb_utils.InferenceRequest, which is answered through its outbox alone."""
@@ -69,7 +71,7 @@ class Admission:
             )
             self._canceller.watch(outbox)
             if request.text is not None and len(request.text) > LONG_TEXT:
-                self._aside.submit(self._submit_aside, outbox, request)
+                self._set_aside(outbox, request)
             else:
                 self._submit(outbox, request)
 
@@ -89,10 +91,23 @@ class Admission:
         if request.input_ids is not None:
             check_request(request.input_ids, [request.sampling], self._engine.info)
 
+    def _set_aside(self, outbox: Outbox, request: GenerateRequest) -> None:
+        """The engine does not know of these yet: they have a queue of their own, as long as its.
+
+        Raises Unavailable.
+        """
+        if not self._room_aside.acquire(blocking=False):
+            raise Unavailable(
+                "the queue is full: as many long prompts as max_queue_size, "
+                f"{self._config.max_queue_size}, wait to be tokenized; try again later"
+            )
+        self._aside.submit(self._submit_aside, outbox, request)
+
     def _submit_aside(self, outbox: Outbox, request: GenerateRequest) -> None:
         with _answering(outbox):
             if not outbox.closed:
                 self._submit(outbox, request)
+        self._room_aside.release()
 
     def _submit(self, outbox: Outbox, request: GenerateRequest) -> None:
         prompt_token_ids = self._prompt_token_ids(request)
