@@ -229,6 +229,10 @@ def test_an_empty_api_key_does_not_open_the_endpoint(key: str) -> None:
     assert openai_frontend(False, 9000, key, 1, 1) is None
 
 
+def test_an_api_key_is_taken_without_the_white_space_that_no_client_can_send() -> None:
+    assert openai_frontend(True, 9000, " key\n", 1, 1) == Frontend(9000, "key", 1, 1)
+
+
 def test_brackets_in_a_path_are_no_markup(tmp_path: Path) -> None:
     folder = tmp_path / "models[" / "bold]"
     folder.mkdir(parents=True)

@@ -65,7 +65,8 @@ def openai_frontend(
             "command line: api_key is empty, which would let everybody in: give a key, or leave it "
             "out for an open endpoint"
         )
-    return Frontend(port, api_key, max_requests, max_body)
+    # A file of secrets ends with a line break, which no client can send
+    return Frontend(port, api_key and api_key.strip(), max_requests, max_body)
 
 
 @with_settings()
