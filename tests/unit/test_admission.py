@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from inferx.config import EngineConfig
-from inferx.engine.client import EngineClient
+from inferx.engine.client import EngineClient, Sink
+from inferx.engine.messages import RequestOutput
+from inferx.engine.sampling import SamplingParams
 from inferx.text.tokenizer import Tokenizer
 from inferx.triton.admission import LONG_TEXT, Admission
 from inferx.triton.cancellation import Canceller
@@ -108,6 +110,84 @@ def test_requests_are_answered_while_long_texts_are_tokenized(stages: Admitting)
     stages.tokenizer.may_begin.set()
     wait_until(lambda: all(request.sender.closed for request in long))
     assert [request.sender.error for request in long] == [None] * 4
+
+
+class Noting:
+    """An engine that notes what it is given, and has the first token at once."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self.params: list[list[SamplingParams]] = []
+        self.aborted: list[int] = []
+
+    def submit(
+        self, prompt_token_ids: list[int], params: list[SamplingParams], on_output: Sink
+    ) -> list[int]:
+        self.params.append(params)
+        uids = list(range(1, len(params) + 1))
+        for uid in uids:
+            on_output(RequestOutput(uid, [5]))
+        return uids
+
+    def abort(self, uids: list[int]) -> None:
+        self.aborted += uids
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def test_a_request_that_ended_before_its_first_token_has_no_share_of_the_reader(
+    engine: EngineClient,
+) -> None:
+    """The token comes between the submission and the abort."""
+    noting: Any = Noting(engine)
+    stages = Admitting(noting)
+    try:
+        request = stages.admit(LONG, n=2)
+        wait_until(lambda: stages.tokenizer.asked == [LONG])
+        request.cancelled = True
+        wait_until(lambda: request.sender.closed)
+        stages.tokenizer.may_begin.set()
+        wait_until(lambda: noting.aborted[-2:] == [1, 2])
+    finally:
+        stages.close()
+    assert stages.pace.num_read == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        (5, [5, 6, 7]),
+        (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)]),  # int64, as the engine takes it
+        (None, [None, None, None]),
+    ],
+)
+def test_each_choice_has_draws_of_its_own_of_whatever_seed(
+    engine: EngineClient, given: int | None, seeds: list[int | None]
+) -> None:
+    noting: Any = Noting(engine)
+    stages = Admitting(noting)
+    try:
+        stages.admit("Hi", n=3, seed=given)
+    finally:
+        stages.close()
+    (params,) = noting.params
+    assert [(choice.n, choice.seed) for choice in params] == [(1, seed) for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, "0.1"), (30_000, "0.03"), (60_000_000, "0.1")]
+)
+def test_a_request_lives_as_long_as_it_says_and_no_longer_than_the_server_allows(
+    engine: EngineClient, timeout: int | None, seconds: str
+) -> None:
+    stages = Admitting(engine, request_timeout=0.1)
+    try:
+        request = stages.admit("Hi", max_tokens=30_000, timeout=timeout)
+        wait_until(lambda: request.sender.closed)
+    finally:
+        stages.close()
+    assert request.sender.error == ("CANCELLED", f"the deadline of {seconds} s passed")
 
 
 def test_no_more_long_texts_wait_than_may_wait_for_the_engine(engine: EngineClient) -> None:

@@ -13,7 +13,7 @@ from inferx.errors import RequestError, Unavailable
 from inferx.triton import cancellation
 from inferx.triton.cancellation import POLLS_A_TICK, TICK, Canceller
 from inferx.triton.inflight import InFlight
-from inferx.triton.lifecycle import Lifecycle
+from inferx.triton.lifecycle import BUSY_INTERVAL, IDLE_INTERVAL, Lifecycle
 from inferx.triton.outbox import Outbox
 from triton_double import Request
 
@@ -50,11 +50,14 @@ class Ends:
             assert self.changed.wait_for(condition, 10)
 
 
-def test_a_deadline_that_passes_cancels_the_request_and_frees_its_sequences() -> None:
+@pytest.mark.parametrize("names", [("patient", "late"), ("late", "patient")])
+def test_a_deadline_that_passes_cancels_the_request_and_frees_its_sequences(
+    names: tuple[str, str],
+) -> None:
     ends = Ends()
     canceller = Canceller(ends.aborted.extend)
-    canceller.watch(ends.outbox("patient"))
-    canceller.watch(ends.outbox("late", seconds=0.05))
+    for name in names:
+        canceller.watch(ends.outbox(name, seconds=0.05 if name == "late" else 1e9))
     ends.wait(lambda: "late" in ends.errors)
     assert canceller.close(10)
     assert ends.errors == {"late": ("CANCELLED", "the deadline of 0.05 s passed")}
@@ -183,8 +186,20 @@ class Readiness:
         return self.served
 
 
-def lifecycle(drain_timeout: float) -> tuple[Lifecycle, Engine, InFlight, Readiness]:
-    engine, in_flight, readiness = Engine(), InFlight(), Readiness()
+class Looked(InFlight):
+    """Counts how often the watchdog has looked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def sample(self) -> Outbox | None:
+        self.looks += 1
+        return super().sample()
+
+
+def lifecycle(drain_timeout: float) -> tuple[Lifecycle, Engine, Looked, Readiness]:
+    engine, in_flight, readiness = Engine(), Looked(), Readiness()
     return Lifecycle(engine, in_flight, readiness, drain_timeout), engine, in_flight, readiness
 
 
@@ -196,8 +211,10 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_before_the_first_request_the_server_is_not_asked() -> None:
-    watch, engine, _, readiness = lifecycle(1)
+    watch, engine, in_flight, readiness = lifecycle(1)
     readiness.served = False
+    until(lambda: in_flight.looks > 2 * IDLE_INTERVAL / BUSY_INTERVAL)
+    assert engine.calls == []
     watch.finish()
     assert readiness.asked == []
     assert engine.calls == ["drain", "close"]

@@ -264,7 +264,8 @@ def test_an_error_is_sent_though_an_output_follows_it_while_the_shard_is_busy() 
     assert request.sender.error == ("CANCELLED", "the client cancelled the request")
 
 
-def test_closing_waits_for_what_came_while_a_shard_was_busy() -> None:
+@pytest.mark.parametrize("shards", [1, 2])
+def test_closing_waits_for_what_came_while_a_shard_was_busy(shards: int) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
     class Held(Sender):
@@ -273,7 +274,7 @@ def test_closing_waits_for_what_came_while_a_shard_was_busy() -> None:
             assert go_on.wait(10)
             super().send(response, flags)
 
-    request, channel = Request(), Channel(shards=2)
+    request, channel = Request(), Channel(shards=shards)
     request.sender = Held()
     outbox = channel.open(request)
     outbox.put(outputs()[0])
@@ -348,6 +349,42 @@ def test_every_end_is_counted_once_by_its_outcome() -> None:
     assert sum(stats.prompt_length.counts) == sum(stats.output_length.counts) == 4
     assert stats.output_length.sum == stats.output_tokens
     assert sum(stats.queue.counts) == 0, "no output said when its request began"
+
+
+def test_a_request_counts_as_cut_where_one_of_its_choices_is() -> None:
+    channel = Channel()
+    for reasons in (("stop", "length"), ("length", "stop"), ("stop", "stop")):
+        outbox = channel.open(Request(), n=2)
+        for uid, reason in enumerate(reasons, start=1):
+            for output in outputs(uid=uid, reason=reason):
+                outbox.put(output)
+    channel.wait(3)
+    stats = channel.responder.stats()
+    assert (stats.stop, stats.length) == (1, 2)
+
+
+def test_an_outbox_is_queued_once_for_what_came_and_not_again_without_more() -> None:
+    queued: list[Outbox] = []
+    outbox = Outbox(Request(), "", 0.0, queued.append)
+    params = SamplingParams()
+    generate = GenerateRequest("x", None, True, True, TEXT_ONLY, True, None, params)
+    outbox.prepare(generate, [TextStream(smollm2(), params)], 3, "")
+    first, second, third, *_ = outputs()
+    outbox.put(first)
+    assert queued == []
+    outbox.open([1])
+    outbox.put(second)
+    assert queued == [outbox]
+    assert outbox.take() == [first, second]
+    outbox.served()
+    assert queued == [outbox]
+    outbox.put(third)
+    assert queued == [outbox] * 2
+    assert outbox.take() == [third]
+    outbox.put(first)  # while a shard has it
+    assert queued == [outbox] * 2
+    outbox.served()
+    assert queued == [outbox] * 3
 
 
 def test_the_phases_of_a_request_are_counted_from_what_its_first_output_says() -> None:
