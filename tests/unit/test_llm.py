@@ -74,6 +74,9 @@ def test_a_stream_left_early_leaves_room_for_others(llm):
 def test_one_impossible_prompt_raises_and_the_next_call_works(llm):
     with pytest.raises(InvalidArgument, match="empty"):
         llm.generate(["x", []], SamplingParams(max_tokens=5000))
+    for token_id in (-1, -(2**31), 2**31 - 1):
+        with pytest.raises(InvalidArgument, match=f"holds the token id {token_id}: expected ids"):
+            llm.generate([[5, token_id]], SamplingParams(max_tokens=2))
     with pytest.raises(InvalidArgument, match="white space"):
         llm.generate(["x"], SamplingParams(bad_words=(" ",)))
     with pytest.raises(InvalidArgument, match="n is 2"):

@@ -70,7 +70,7 @@ class IncrementalDetokenizer:
         """The last bytes of these tokens, enough for an incomplete character."""
         tail = b""
         for token_id in reversed(token_ids):
-            if token_id < len(self._token_bytes):
+            if 0 <= token_id < len(self._token_bytes):
                 tail = self._token_bytes[token_id] + tail
             if len(tail) >= _MAX_INCOMPLETE:
                 break
