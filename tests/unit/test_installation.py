@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from inferx.triton.installation import (
     find_server,
     python_version,
 )
+from inferx.triton.server import TritonServer
 
 
 def installation(home: Path, python: str = python_version()) -> Path:
@@ -124,3 +126,18 @@ def test_the_entry_that_is_shipped_is_the_one_that_is_written(tmp_path: Path) ->
     made = found.backend_directory(tmp_path / "made") / "inferx" / "model.py"
     assert "from inferx.triton.model import TritonPythonModel" in shipped
     assert "from inferx.triton.model import TritonPythonModel" in made.read_text()
+
+
+def test_a_server_whose_files_cannot_be_laid_out_is_one_sentence_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_server(str(installation(tmp_path / "triton")))
+    (found.backends / "python" / "libtriton_python.so").unlink()
+    monkeypatch.setattr(ServerInstallation, "check", lambda self: None)
+    places = tmp_path / "temporary"
+    places.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(places))
+    server = TritonServer(tmp_path / "models", installation=found)
+    with pytest.raises(ServerError, match=r"laid out in .*inferx-server-.* \(No such file"):
+        server.start()
+    assert list(places.iterdir()) == []

@@ -128,10 +128,8 @@ class TritonServer:
         """
         assert self._process is None, "the server was started already"
         self.installation.check()
-        if self.workdir is None:
-            self.workdir = Path(tempfile.mkdtemp(prefix="inferx-server-"))
-        backends = self.installation.backend_directory(self.workdir / "backends")
         try:
+            backends = self._lay_out_backends()
             for tries_left in reversed(range(_START_TRIES)):
                 self._spawn(backends)
                 try:
@@ -185,6 +183,18 @@ class TritonServer:
     def reachable_host(self) -> str:
         """Under which this machine reaches what listens on `address`."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+
+    def _lay_out_backends(self) -> Path:
+        """The folder for --backend-directory. Raises ServerError, as on a full disk."""
+        try:
+            if self.workdir is None:
+                self.workdir = Path(tempfile.mkdtemp(prefix="inferx-server-"))
+            return self.installation.backend_directory(self.workdir / "backends")
+        except OSError as error:
+            raise ServerError(
+                f"the server's backends cannot be laid out in {self.workdir or 'a new folder'} "
+                f"({error.strerror}): make room there, or name another place in TMPDIR"
+            ) from None
 
     def _spawn(self, backends: Path) -> None:
         self.http_port, self.grpc_port, self.metrics_port = choose_ports(
