@@ -353,3 +353,11 @@ def test_twenty_lives_leave_no_process_thread_descriptor_or_directory(tmp_path, 
     wait_until(lambda: me.num_threads() <= num_threads)  # the kernel's view comes a moment late
     assert not engine_processes()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")
+def test_the_engine_imports_nothing_from_the_working_directory(tmp_path, monkeypatch, start):
+    """Whoever may write there could else put code of theirs into the process with the GPU."""
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert start().is_up

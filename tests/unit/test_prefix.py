@@ -41,7 +41,7 @@ def test_a_large_page_has_the_digest_of_its_last_granule() -> None:
 
 def test_no_digest_is_shared_between_salts() -> None:
     hasher = PrefixHasher(16)
-    salts = [None, "a", "b", "+", "+a"]
+    salts = [None, "", "a", "b", "+", "+a"]
     chains = [chain_of(hasher, list(range(32)), 2, salt) for salt in salts]
     assert len({digest for chain in chains for digest in chain}) == 3 * len(salts)
 
