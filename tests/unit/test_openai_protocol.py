@@ -83,7 +83,10 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
 def test_parts_of_text_are_joined_and_empty_fields_dropped() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     message = {"role": "assistant", "content": content, "tool_calls": [], "refusal": None}
+    message |= {"annotations": [], "audio": None, "function_call": None}
     assert chat(messages=[message]).messages == [{"role": "assistant", "content": "a\nb"}]
+    message["annotations"] = [{"type": "url_citation"}]
+    assert refusal(chat, messages=[message])[0] == "messages[0].annotations"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ from inferx.entrypoints.openai.fields import not_supported
 from inferx.errors import unknown_name
 
 _MESSAGE_FIELDS = ("role", "content", "name", "reasoning_content")
-_MESSAGE_UNSUPPORTED = ("tool_calls", "tool_call_id", "function_call", "audio", "refusal")
+# An answer of another server, which a client may send back, has them empty
+_MESSAGE_UNSUPPORTED = (
+    *("tool_calls", "tool_call_id", "function_call", "audio", "refusal", "annotations"),
+)
 _TEMPLATE_OWN = ("tokenizer", "messages", "tools", "add_generation_prompt")
 
 
