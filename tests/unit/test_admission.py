@@ -213,6 +213,18 @@ def test_no_more_long_texts_wait_than_may_wait_for_the_engine(engine: EngineClie
         stages.close()
 
 
+def test_many_words_that_are_banned_are_a_long_text_too(stages: Admitting) -> None:
+    first = [stages.admit(LONG), stages.admit(LONG)]
+    words = [f"{number:0128}" for number in range(LONG_TEXT // 128 + 1)]
+    banning = stages.admit("Hi", bad_words=words)
+    few = stages.admit("Hi", bad_words=words[:8])
+    wait_until(lambda: few.sender.closed)
+    assert banning.sender.sent == []
+    stages.tokenizer.may_begin.set()
+    wait_until(lambda: all(request.sender.closed for request in (*first, banning)))
+    assert banning.sender.error is None
+
+
 def test_what_is_wrong_with_a_long_text_is_its_answer(stages: Admitting) -> None:
     stages.tokenizer.may_begin.set()
     request = stages.admit(LONG, max_tokens=20_000)

@@ -70,7 +70,7 @@ class Admission:
                 request.timeout or self._config.request_timeout, self._config.request_timeout
             )
             self._canceller.watch(outbox)
-            if request.text is not None and len(request.text) > LONG_TEXT:
+            if _num_characters(request) > LONG_TEXT:
                 self._set_aside(outbox, request)
             else:
                 self._submit(outbox, request)
@@ -175,6 +175,11 @@ def _answering(outbox: Outbox) -> Iterator[None]:
         outbox.fail(error)
     except Exception as error:
         outbox.fail(internal_error(error, outbox.id))
+
+
+def _num_characters(request: GenerateRequest) -> int:
+    """That have to be tokenized."""
+    return len(request.text or "") + sum(map(len, request.sampling.bad_words))
 
 
 def _int64(number: int) -> int:
