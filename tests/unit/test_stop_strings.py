@@ -86,3 +86,9 @@ def test_a_piece_that_may_not_stop_is_text_and_can_begin_a_later_stop_string() -
     scanner = StopScanner(["ab", "bcd"], include=False)
     assert scanner.push("xab", may_stop=False) == ("xa", False)
     assert scanner.push("cd") == ("", True)
+
+
+def test_a_stop_string_of_pieces_that_might_not_stop_is_text_where_it_is_held_too() -> None:
+    scanner = StopScanner(["abcd", "b"], include=False)
+    assert scanner.push("abc", may_stop=False) == ("", False)
+    assert scanner.push("x") == ("abcx", False)
