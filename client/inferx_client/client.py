@@ -25,6 +25,7 @@ from inferx_client.wire import (
 
 RETRY_WAIT = 0.2  # seconds before the first retry, at most
 LONGEST_RETRY_WAIT = 5.0
+ANSWER_TIMEOUT = 10.0  # seconds for what a server says of its models at once, or not at all
 _SERVER_GRACE = 2.0  # seconds that the client waits for the server's word on a timeout
 _LARGE = 2**31 - 1
 _CHANNEL_OPTIONS = [
@@ -82,16 +83,17 @@ class Client:
         self._channel.close()
 
     def is_ready(self) -> bool:
-        """Whether the model is loaded and takes requests."""
+        """Whether the model is loaded and takes requests; not so where nobody answers."""
         try:
-            return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=self.model)).ready
+            request = service_pb2.ModelReadyRequest(name=self.model)
+            return self._stub.ModelReady(request, timeout=ANSWER_TIMEOUT).ready
         except grpc.RpcError:
             return False
 
     def ready_models(self) -> list[str]:
         """The names of all models that take requests. Raises InferenceError."""
         try:
-            return _names(self._stub.RepositoryIndex(_READY_MODELS))
+            return _names(self._stub.RepositoryIndex(_READY_MODELS, timeout=ANSWER_TIMEOUT))
         except grpc.RpcError as error:
             raise InferenceError.of(error) from None
 
@@ -178,13 +180,13 @@ class AsyncClient:
     async def is_ready(self) -> bool:
         try:
             request = service_pb2.ModelReadyRequest(name=self.model)
-            return (await self._stub.ModelReady(request)).ready
+            return (await self._stub.ModelReady(request, timeout=ANSWER_TIMEOUT)).ready
         except grpc.RpcError:
             return False
 
     async def ready_models(self) -> list[str]:
         try:
-            return _names(await self._stub.RepositoryIndex(_READY_MODELS))
+            return _names(await self._stub.RepositoryIndex(_READY_MODELS, timeout=ANSWER_TIMEOUT))
         except grpc.RpcError as error:
             raise InferenceError.of(error) from None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from inferx_client import AsyncClient, Client, InferenceError
+from inferx_client import AsyncClient, Client, InferenceError, client
 from triton_ports import TritonPorts
 from tritonclient.grpc import service_pb2
 
@@ -43,3 +43,32 @@ def test_the_error_that_a_server_has_sent_counts_though_it_goes_then(
     with Leaving().listening() as server, pytest.raises(InferenceError) as error:
         ask(server.grpc_url)
     assert str(error.value) == "INVALID_ARG: top_k is 'x'"
+
+
+def asked(url: str) -> bool:
+    with Client(url, "m") as asking:
+        with pytest.raises(InferenceError, match="CANCELLED"):
+            asking.ready_models()
+        return asking.is_ready()
+
+
+def asked_by_a_task(url: str) -> bool:
+    async def run() -> bool:
+        async with AsyncClient(url, "m") as asking:
+            with pytest.raises(InferenceError, match="CANCELLED"):
+                await asking.ready_models()
+            return await asking.is_ready()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("ask", [asked, asked_by_a_task])
+def test_a_server_that_says_nothing_of_its_models_has_none_that_is_ready(
+    ask: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped keeps its connections."""
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.1)
+    with TritonPorts().listening() as server:
+        server.ready.add("m")
+        server.answers.clear()
+        assert not ask(server.grpc_url)
