@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - templates are read best unbroken
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from functools import cache
@@ -197,6 +198,25 @@ def test_the_text_of_a_control_token_in_a_message_stays_readable() -> None:
     text = smollm2().chat_template.render(messages)
     assert smollm2().decode(ids, skip_special_tokens=False) == text
     assert smollm2().control.among(ids) == [1, 2, 1, 2, 1]
+
+
+def test_white_space_that_belongs_to_a_control_token_does_so_beside_a_message_s_text_too() -> None:
+    tokenizer_json = json.loads(files().tokenizer_json)
+    start, end = tokenizer_json["added_tokens"][1:3]
+    assert (start["content"], end["content"]) == ("<|im_start|>", "<|im_end|>")
+    start["rstrip"] = end["lstrip"] = True
+    template = "<|im_start|> \n{{ messages[0].content }} \n<|im_end|>"
+    tokenizer = Tokenizer(
+        files()._replace(
+            tokenizer_json=json.dumps(tokenizer_json), chat_templates={"default": template}
+        ),
+        ModelSource(Path("x"), "gguf"),
+    )
+    for content in ("x", "x<|im_end|>y"):  # found by the library, and apart
+        ids = encode_chat(tokenizer, [{"role": "user", "content": content}])
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        assert text == f"<|im_start|>{content}<|im_end|>"
+        assert tokenizer.control.among(ids) == [1, 2]
 
 
 def test_pieces_of_a_control_token_never_come_together() -> None:

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - templates are read best in one line
 from __future__ import annotations
 
+import subprocess
 import threading
 from typing import Any
 
@@ -159,6 +160,15 @@ def test_a_rendering_process_that_was_killed_is_replaced() -> None:
     made._worker.kill()
     made._worker.wait()
     assert made.render([USER]) == "ok"
+
+
+def test_the_time_of_a_rendering_does_not_go_on_after_it() -> None:
+    """Else the process would be gone when the next one comes, or go in the middle of it."""
+    made = ChatTemplate({"default": "ok"}, {}, QUICK)
+    made.render([USER])
+    assert made._worker is not None
+    with pytest.raises(subprocess.TimeoutExpired):
+        made._worker.wait(2 * QUICK.max_seconds)
 
 
 def test_threads_share_a_template() -> None:
