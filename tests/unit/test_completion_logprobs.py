@@ -61,3 +61,20 @@ def test_a_logprob_that_is_not_finite_is_the_lowest_number(logprob: float | None
     (shown,) = chat_logprobs(byte_fallback(), [entry], 1)["content"]
     token = {"token": "h", "logprob": -9999.0, "bytes": [ord("h")]}
     assert shown == {**token, "top_logprobs": [token]}
+
+
+@pytest.mark.parametrize(("top", "shown"), [(0, []), (1, ["e"]), (2, ["e", "l"]), (20, None)])
+def test_a_chat_shows_as_many_of_the_likeliest_as_were_asked_for_and_the_sampled_one_apart(
+    top: int, shown: list[str] | None
+) -> None:
+    """The sampled token is among them where it is as likely."""
+    ranks = {"h": 5, "l": 2, "e": 1}
+    tokenizer = byte_fallback()
+    entry = {
+        str(piece(letter)): {"logprob": -float(rank), "rank": rank, "decoded_token": letter}
+        for letter, rank in ranks.items()
+    }
+    (position,) = chat_logprobs(tokenizer, [entry], top)["content"]
+    assert (position["token"], position["logprob"], position["bytes"]) == ("h", -5.0, [ord("h")])
+    found = [one["token"] for one in position["top_logprobs"]]
+    assert found == (["e", "l", "h"] if shown is None else shown)

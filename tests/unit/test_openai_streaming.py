@@ -42,8 +42,21 @@ def test_an_overflow_drops_what_waits_and_is_what_the_taker_hears() -> None:
     backlog.put(0, Delta("0123456789"))
     with pytest.raises(Overflow):
         backlog.put(1, Delta("0"))
+    backlog.fail(ValueError())  # what comes of it, such as a client that leaves
+    for _ in range(2):
+        with pytest.raises(Overflow):
+            backlog.take()
+
+
+def test_only_what_waits_counts_for_an_overflow() -> None:
+    backlog = Backlog(limit=300)
+    for _ in range(3):
+        backlog.put(0, Delta("0" * 300))
+        assert backlog.take() == [Part(0, "0" * 300)]
+        backlog.put(0, Delta("0" * 44, logprobs=[{"1": {}}]))  # 256 for a token of an entry
+        assert backlog.take() == [Part(0, "0" * 44, [{"1": {}}])]
     with pytest.raises(Overflow):
-        backlog.take()
+        backlog.put(0, Delta("0" * 45, logprobs=[{"1": {}}]))
 
 
 def test_a_taker_waits_for_a_delta_the_end_or_a_failure() -> None:
@@ -127,6 +140,17 @@ def test_all_that_wait_get_the_same_turn() -> None:
         return order
 
     assert asyncio.run(run()) == ["a0", "b0", "a1", "b1"]
+
+
+def test_a_turn_comes_also_when_none_was_wanted_for_a_while() -> None:
+    async def run() -> None:
+        turns = Turns()
+        for _ in range(3):
+            await asyncio.wait_for(turns.wait(), 10)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
 
 
 def test_a_turn_does_not_wait_for_one_that_left() -> None:
