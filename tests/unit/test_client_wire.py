@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inferx_client import Completion, Delta, InferenceError
-from inferx_client.wire import deltas, generate_request
+from inferx_client.wire import deltas, generate_request, set_timeout
 from tritonclient.grpc import service_pb2
 
 
@@ -149,3 +149,13 @@ def test_a_completion_is_the_concatenation_of_its_deltas(parts: list[tuple[int, 
         completion.add(Delta(text=text, choice=choice))
     for choice, text in enumerate(completion.texts):
         assert text == "".join(part for of, part in parts if of == choice)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "microseconds"), [(1.5, 1_500_000), (1e-9, 1), (0.0, 1), (-3.0, 1)]
+)
+def test_a_time_that_is_over_is_not_sent_as_none(seconds: float, microseconds: int) -> None:
+    """0 means without a limit."""
+    request = generate_request("m", "Once", stream=True, sampling={})
+    set_timeout(request, seconds)
+    assert request.parameters["timeout"].int64_param == microseconds

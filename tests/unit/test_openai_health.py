@@ -42,6 +42,22 @@ def test_figures_that_name_no_model_are_nobodys(labels: str) -> None:
     assert models_on(f"inferx:engine_up{labels} 0\n{PAGE}") == models_on(PAGE)
 
 
+def test_the_versions_of_a_model_are_one() -> None:
+    name = "inferx:time_to_first_token_seconds"
+    lines = [
+        f'{name}_{part}{{model="m",version="{version}"{le}}} {value}'
+        for version, values in (("1", (2, 3, 0.5, 3)), ("2", (4, 8, 1.5, 8)))
+        for (part, le), value in zip(
+            (("bucket", ',le="0.1"'), ("bucket", ',le="+Inf"'), ("sum", ""), ("count", "")),
+            values,
+            strict=True,
+        )
+    ]
+    (found,) = models_on("\n".join(lines)).values()
+    assert found.histogram("time_to_first_token_seconds") == [(0.1, 6.0), (None, 11.0)]
+    assert found.values == {}
+
+
 @pytest.fixture
 def triton() -> Iterator[TritonPorts]:
     with TritonPorts().listening() as ports:
