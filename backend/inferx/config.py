@@ -79,6 +79,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether the model's weights are read, so that they have to be there."""
         return self.load_format != "dummy"
 
+    @property
+    def max_in_flight(self) -> int:
+        """Sequences that run or wait; one more is refused."""
+        return self.max_num_seqs + self.max_queue_size
+
     def step_budget(self, device: str) -> int:
         """`max_num_batched_tokens`, with its default for the device that the model runs on."""
         return self.max_num_batched_tokens or (512 if device == "cpu" else 8192)

@@ -86,10 +86,9 @@ class LLM:
         running: dict[int, tuple[int, _Generation]] = {}
         results: dict[int, GenerationResult] = {}
         arrivals: SimpleQueue[_Arrival] = SimpleQueue()
-        limit = self.config.max_num_seqs + self.config.max_queue_size
         try:
             while waiting or running:
-                while waiting and len(running) < limit:
+                while waiting and len(running) < self.config.max_in_flight:
                     index, (prompt, prompt_params) = waiting.popleft()
                     generation = self._submit(prompt, prompt_params, arrivals)
                     running[generation.uid] = index, generation

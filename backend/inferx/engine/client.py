@@ -127,7 +127,7 @@ class EngineClient:
     def _refuse_beyond_limits(self, num_choices: int) -> None:
         if self._draining:
             raise Unavailable("the model is being unloaded and takes no new requests")
-        limit = self._config.max_num_seqs + self._config.max_queue_size
+        limit = self._config.max_in_flight
         if num_choices > limit:
             raise InvalidArgument(
                 f"n is {num_choices}: this server takes at most {limit} sequences at once "

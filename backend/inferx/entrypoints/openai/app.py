@@ -20,7 +20,12 @@ from inferx.entrypoints.openai.health import metrics_page, unhealthy
 from inferx.entrypoints.openai.limits import LONG_BODY, Limits
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.page import Page, status_page
-from inferx.entrypoints.openai.protocol import chat_request, completion_request, json_object
+from inferx.entrypoints.openai.protocol import (
+    chat_request,
+    check_sequences,
+    completion_request,
+    json_object,
+)
 from inferx.entrypoints.openai.reading import Reading
 from inferx.entrypoints.openai.recent_errors import RecentErrors
 from inferx.entrypoints.openai.status import Status
@@ -39,7 +44,7 @@ class Backend(NamedTuple):
     grpc_url: str
     metrics_url: str
     tokenizers: Mapping[str, Tokenizer]  # by model
-    configs: Mapping[str, EngineConfig] = {}  # likewise, for the status page
+    configs: Mapping[str, EngineConfig] = {}  # likewise, of those whose settings are known
 
 
 class _Endpoint:
@@ -90,6 +95,8 @@ class _Endpoint:
     async def completions(self, body: bytes) -> Job:
         request = completion_request(json_object(body))
         model = self.models.get(request.model)
+        if config := self._backend.configs.get(model.name):
+            check_sequences(request, config.max_in_flight)
         answer = CompletionAnswer(request, model.tokenizer)
         generation = Generation(
             model.client,

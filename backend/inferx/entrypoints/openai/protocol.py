@@ -105,6 +105,18 @@ def completion_request(given: Mapping[str, Any]) -> CompletionRequest:
     )
 
 
+def check_sequences(request: CompletionRequest, limit: int) -> None:
+    """Raises ApiError for prompts that together are more of them than the model ever takes: its
+    queue would be full for each try. (Of one prompt the backend says it.)"""
+    prompts, n = len(request.prompts), int(request.sampling.get("n", 1))
+    if prompts > 1 and prompts * n > limit:
+        raise invalid(
+            f"prompt has {prompts} prompts and n is {n}: together {prompts * n} sequences, and the "
+            f"model takes at most {limit} at once; send fewer in a request",
+            "prompt",
+        )
+
+
 def _common(
     fields: Mapping[str, Any], max_tokens: dict[str, Any], logprobs: int | None
 ) -> dict[str, Any]:
