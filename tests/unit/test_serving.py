@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from inferx.entrypoints.frontend import Frontend
 from inferx.entrypoints.openai.status import shown_settings
 from inferx.entrypoints.serving import (
     Timeouts,
+    _ending_signals,
     local_model,
     models_of_repository,
     refuse_settings_of_repository,
@@ -249,3 +251,14 @@ def test_a_server_of_several_models_waits_for_the_slowest_of_them(tmp_path: Path
     configs = [model.config for model in models_in_repository(tmp_path).values()]
     assert Timeouts.of(configs) == Timeouts(start=1860, exit=95)
     assert Timeouts.of([]) == Timeouts(start=660, exit=25)
+
+
+def test_a_closed_terminal_ends_the_server_unless_nohup_has_said_otherwise() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert _ending_signals() == [signal.SIGTERM, signal.SIGHUP]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert _ending_signals() == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -80,7 +81,7 @@ def serve(
     tritonserver: str | None,
     frontend: Frontend | None,
 ) -> int:
-    """Runs until the server ends, or a SIGINT or SIGTERM ends it; an exit status.
+    """Runs until the server ends, or a SIGINT, SIGTERM or SIGHUP ends it; an exit status.
 
     `frontend`: the OpenAI endpoint; None: without it. Raises InferxError when it does not come up.
     """
@@ -219,7 +220,7 @@ def _run(
 
     listener = frontend.listen(server.address) if frontend and served else None
     openai: OpenAIServer | None = None
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in _ending_signals()}
     _allow_open_files()
     try:
         server.start(timeout=start_timeout, on_wait=_progress(", ".join(names)))
@@ -228,7 +229,8 @@ def _run(
         _announce(server, names, openai)
         raise ServerError(server.watch())
     except KeyboardInterrupt:
-        _say("stopping: running requests may finish, a second interrupt ends them")
+        with contextlib.suppress(OSError):  # where the terminal was closed
+            _say("stopping: running requests may finish, a second interrupt ends them")
         return 0
     finally:
         if openai:
@@ -241,7 +243,14 @@ def _run(
             openai.join()  # what Triton has ended, the endpoint has told its clients
         elif listener:
             listener.close()
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Besides SIGINT. A closed terminal (SIGHUP) is one, unless nohup has said otherwise."""
+    ignores = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignores else [signal.SIGTERM, signal.SIGHUP]
 
 
 def _allow_open_files() -> None:
