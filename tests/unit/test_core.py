@@ -118,8 +118,11 @@ def test_a_tiny_pool_gives_the_same_tokens_as_a_large_one(overlap: bool) -> None
 def test_stats_count_steps_and_the_seconds_spent_in_them() -> None:
     core, _ = make_core(overlap=True)
     core.add(greedy(0, [5, 6], 3))
+    core.step()
+    assert core.stats().batch_size == 1
     while core.has_work:
         core.step()
+    assert core.stats().batch_size == 0
     assert core.stats().steps == 3
     assert core.stats().step_seconds > 0
     assert sum(core.stats().step_time_counts) == 4, "the last turn only reads"
