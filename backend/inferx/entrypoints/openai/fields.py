@@ -68,10 +68,11 @@ def known_fields(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     return fields
 
 
-def not_supported(name: str) -> ApiError:
+def not_supported(name: str, value: str = "") -> ApiError:
+    """`value`: where the field is supported, and this is not."""
     return ApiError(
         400,
-        f"{name} is not supported by this server: leave it out",
+        f"{name} {value}".rstrip() + " is not supported by this server: leave it out",
         param=name,
         code="unsupported_parameter",
     )

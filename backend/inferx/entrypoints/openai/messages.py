@@ -32,7 +32,7 @@ def _message(where: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise invalid(f"{where} is no object", "messages")
     if given.get("role") in ("tool", "function"):
-        raise not_supported(f"{where}.role {given['role']!r}")
+        raise not_supported(f"{where}.role", repr(given["role"]))
     message = {name: value for name, value in given.items() if value is not None}
     for name, value in list(message.items()):
         if name in _MESSAGE_UNSUPPORTED:
