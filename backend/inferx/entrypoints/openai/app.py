@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -17,10 +18,12 @@ from inferx.entrypoints.openai.door import STATUS_PATH, Door
 from inferx.entrypoints.openai.errors import ApiError, encoded
 from inferx.entrypoints.openai.generation import Generation
 from inferx.entrypoints.openai.health import metrics_page, unhealthy
-from inferx.entrypoints.openai.limits import LONG_BODY, Limits
+from inferx.entrypoints.openai.limits import HUGE_BODY, LONG_BODY, Limits
 from inferx.entrypoints.openai.models import Models
 from inferx.entrypoints.openai.page import Page, status_page
 from inferx.entrypoints.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
     chat_request,
     check_sequences,
     completion_request,
@@ -33,8 +36,10 @@ from inferx.entrypoints.openai.streaming import GenerateRoute, Job, as_api_error
 from inferx.entrypoints.openai.turns import Turns
 from inferx.text.tokenizer import Tokenizer
 
+R = TypeVar("R", ChatRequest, CompletionRequest)
+
 _TEMPLATE_THREADS = 4
-_LONG_THREADS = 2  # for chats of long bodies, which take seconds: short ones must not wait either
+_LONG_THREADS = 2  # for long bodies, whose chats take seconds: short ones must not wait either
 _METRICS_THREADS = 2  # apart, as health must not wait for chats of megabytes
 
 
@@ -58,7 +63,7 @@ class _Endpoint:
         self._backend = backend
         self.errors = RecentErrors()
         self._templates = ThreadPoolExecutor(_TEMPLATE_THREADS, "inferx-templates")
-        self._long_chats = ThreadPoolExecutor(_LONG_THREADS, "inferx-long-chats")
+        self._long_bodies = ThreadPoolExecutor(_LONG_THREADS, "inferx-long-bodies")
         self._metrics = ThreadPoolExecutor(_METRICS_THREADS, "inferx-scrapes")
 
     @asynccontextmanager
@@ -73,14 +78,14 @@ class _Endpoint:
             yield
         finally:
             await self.models.close()
-            for threads in (self._templates, self._long_chats, self._metrics):
+            for threads in (self._templates, self._long_bodies, self._metrics):
                 threads.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, body: bytes) -> Job:
-        request = chat_request(json_object(body))
+        request = await self._read(chat_request, body)
         model = self.models.get(request.model)
         answer = ChatAnswer(request, model.tokenizer)
-        threads = self._long_chats if len(body) > LONG_BODY else self._templates
+        threads = self._long_bodies if len(body) > LONG_BODY else self._templates
         prompt = await chat_prompt(request, model.tokenizer, threads)
         generation = Generation(
             model.client,
@@ -93,7 +98,7 @@ class _Endpoint:
         return Job(generation, answer, request.stream)
 
     async def completions(self, body: bytes) -> Job:
-        request = completion_request(json_object(body))
+        request = await self._read(completion_request, body)
         model = self.models.get(request.model)
         if config := self._backend.configs.get(model.name):
             check_sequences(request, config.max_in_flight)
@@ -108,6 +113,15 @@ class _Endpoint:
             count_tokens=request.shows_usage,
         )
         return Job(generation, answer, request.stream)
+
+    async def _read(self, read: Callable[[Mapping[str, Any]], R], body: bytes) -> R:
+        """The request, elsewhere where streams would wait for it. Raises ApiError."""
+        if len(body) <= HUGE_BODY:
+            return read(json_object(body))
+        work = asyncio.get_running_loop().run_in_executor(
+            self._long_bodies, lambda: read(json_object(body))
+        )
+        return await work
 
     async def list_models(self) -> dict[str, Any]:
         return {"object": "list", "data": [_shown(name) for name in self.models.names]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+HUGE_BODY = 1 << 18  # bytes of a request that take over 10 ms to be read as JSON and checked
 LONG_BODY = 1 << 14  # bytes of a request that may take much longer to prepare than others
 
 
