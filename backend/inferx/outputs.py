@@ -66,15 +66,16 @@ def write_picture(option: str, path: Path, figure: Any, *, dpi: int) -> None:
 
 
 def _refuse_special(option: str, path: Path) -> None:
-    """Opening a FIFO waits for its reader, maybe for ever; a device or socket keeps no report."""
-    if path.exists() and not path.is_file():
-        raise OutputError(f"{option} is {str(path)!r}, which is no regular file: give another name")
+    """Opening a FIFO waits for its reader, maybe for ever. Devices, as /dev/null, take a report."""
+    if path.exists() and not (path.is_file() or path.is_char_device()):
+        raise OutputError(f"{option} is {str(path)!r}, a pipe or the like: give the name of a file")
 
 
 def _is_replaceable(path: Path) -> bool:
-    """A file of this user under one name, in a folder that takes another file."""
+    """A file of this user under one name, no device, in a folder that takes another file."""
     return (
-        path.stat().st_nlink == 1
+        path.is_file()
+        and path.stat().st_nlink == 1
         and path.stat().st_uid == os.geteuid()
         and os.access(path.parent, os.W_OK | os.X_OK)
     )

@@ -104,10 +104,12 @@ class Admission:
         self._aside.submit(self._submit_aside, outbox, request)
 
     def _submit_aside(self, outbox: Outbox, request: GenerateRequest) -> None:
-        with _answering(outbox):
-            if not outbox.closed:
-                self._submit(outbox, request)
-        self._room_aside.release()
+        try:
+            with _answering(outbox):
+                if not outbox.closed:
+                    self._submit(outbox, request)
+        finally:
+            self._room_aside.release()
 
     def _submit(self, outbox: Outbox, request: GenerateRequest) -> None:
         prompt_token_ids = self._prompt_token_ids(request)

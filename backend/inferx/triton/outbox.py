@@ -17,9 +17,8 @@ from inferx.text.stream import TextDelta, TextStream
 from inferx.triton.pace import StreamPace
 from inferx.triton.protocol import GenerateRequest
 
-ANY_UID = (
-    0  # of an error of this process that ends the whole request; the engine's own uids start at 1
-)
+# Of an error of this process, which ends the whole request. The engine's own uids start at 1
+ANY_UID = 0
 
 
 class Choice:
