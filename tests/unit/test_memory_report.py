@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from inferx.config import EngineConfig
 from inferx.entrypoints.memory_report import Load, measure
 from inferx.errors import ConfigError
-from inferx.observe.memory import Memory, engine_memory
+from inferx.observe.memory import Memory
 from inferx.observe.memory_curve import Point, StageMemory, of_stages
 from inferx.observe.memory_picture import check_pictures, draw
 from inferx.observe.stages import Stage
@@ -30,12 +32,25 @@ def test_a_stage_has_its_own_peak_and_what_is_held_at_its_end() -> None:
     ]
 
 
+_TOUCHES = """
+from inferx.observe.memory import engine_memory
+found = [engine_memory("cpu")]
+block = bytearray(b"x") * (64 << 20)
+found.append(engine_memory("cpu"))
+del block
+found.append(engine_memory("cpu"))
+print(*(number for memory in found for number in memory))
+"""
+
+
 def test_the_process_holds_what_it_touches() -> None:
-    before = engine_memory("cpu")
-    block = bytearray(b"x") * (64 << 20)
-    with_block = engine_memory("cpu")
-    del block
-    after = engine_memory("cpu")
+    """In a process of its own, as other tests' threads free memory meanwhile."""
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", _TOUCHES], env=paths, capture_output=True, check=True, timeout=60
+    )
+    numbers = [int(number) for number in ran.stdout.split()]
+    before, with_block, after = (Memory(*numbers[at : at + 2]) for at in (0, 2, 4))
     assert with_block.resident - before.resident > 60 << 20
     assert with_block.resident - after.resident > 60 << 20
     assert after.peak - after.resident > 60 << 20
