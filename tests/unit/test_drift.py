@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from inferx.paths.ceiling import CALM, Ceiling
 from inferx.paths.drift import WINDOW, DriftMonitor
-from sparse_paths import make_probe, make_row
+from sparse_paths import NUM_SITES, make_probe, make_row
 
 ROW = make_row(0.25)
 STEADY = ("page-hinkley", "ewma")
@@ -39,6 +40,38 @@ def test_a_shift_of_two_deviations_either_way_is_drift_within_a_few_steps(distan
     assert steps_until_drift("ewma", **distances) == 23
 
 
+def test_one_token_counts_for_four_deviations_at_most():
+    # 35 are gathered at 4 - 0.4 a step
+    assert steps_until_drift("page-hinkley", share=1e6) == 10
+    # 4 (1 - 0.99^n) > 0.4
+    assert steps_until_drift("ewma", energy=1e6) == 11
+
+
+@pytest.mark.parametrize("rule", STEADY)
+def test_products_that_stay_dense_say_nothing_of_their_layer(rule):
+    """Of each layer's two, one is not masked: the other's shift alone is the layer's."""
+    half = msgspec.structs.replace(
+        ROW,
+        share_means=[0.0, 0.25] * (NUM_SITES // 2),
+        share_deviations=[0.0, 0.1] * (NUM_SITES // 2),
+        energy_means=[0.0, 0.025] * (NUM_SITES // 2),
+        energy_deviations=[0.0, 0.01] * (NUM_SITES // 2),
+    )
+    monitor = DriftMonitor(half, 2, rule)
+    probe = make_probe(ROW, share=2.0)
+    probe.masked_shares[::2] = probe.masked_energies[::2] = 0.0
+    found = [monitor.update(probe) for _ in range(30)]
+    assert found.index(True) + 1 == steps_until_drift(rule, share=2.0)
+
+
+def test_what_never_varied_in_the_calibration_may_vary_a_little():
+    steady = msgspec.structs.replace(ROW, share_deviations=[0.0] * NUM_SITES)
+    monitor = DriftMonitor(steady, 2, "page-hinkley")
+    probe = make_probe(ROW, share=3e-3)  # three times 1e-4: 35 are gathered at 3 - 0.4
+    found = [monitor.update(probe) for _ in range(30)]
+    assert found.index(True) + 1 == 14
+
+
 @pytest.mark.parametrize("rule", STEADY)
 def test_a_shift_within_the_tolerance_never_is(rule):
     assert steps_until_drift(rule, share=0.39, energy=-0.39) is None
@@ -60,6 +93,15 @@ def test_a_quarter_of_the_layers_alone_is_no_drift_and_more_are():
         assert any(monitor.update(probe) for _ in range(500)) is drifts
 
 
+@pytest.mark.parametrize(("num_layers", "drifts"), [(1, False), (2, True)])
+def test_the_moving_average_is_of_all_layers(num_layers, drifts):
+    """Of a shift by one deviation in some of eight: the root of 1/8 is below 0.4, of 2/8 above."""
+    probe = make_probe(ROW)
+    probe.masked_shares[: 2 * num_layers] += 0.1
+    monitor = DriftMonitor(ROW, 2, "ewma")
+    assert any(monitor.update(probe) for _ in range(500)) is drifts
+
+
 def test_the_variance_rule_fires_by_swings_and_not_by_shifts_below_030():
     assert steps_until_drift("variance", share=2.9) is None
     monitor = DriftMonitor(ROW, 2, "variance")
@@ -70,6 +112,7 @@ def test_the_variance_rule_fires_by_swings_and_not_by_shifts_below_030():
     monitor = DriftMonitor(ROW, 2, "variance")
     near = make_probe(ROW, share=3.0)
     assert not any(monitor.update(probe) for _ in range(WINDOW) for probe in (steady, near))
+    assert any(monitor.update(probe) for _ in range(WINDOW) for probe in (steady, far))
 
 
 def test_after_a_drift_a_monitor_starts_anew():

@@ -102,12 +102,16 @@ def test_predictions_follow_what_steps_take_on_each_path_alone():
 
 def test_a_path_that_was_not_measured_for_long_is_believed_sooner():
     predictor = Predictor(make_costs())
-    for _ in range(32):
+    for _ in range(1000):
         predictor.observe(predictor.predict(1, 0.5), sparse=True, seconds=0.5)
     predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=0.64)
-    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8)
-    predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=0.8 * math.exp(-0.5))
-    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8 * math.exp(-0.05))
+    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8)  # by half, at most
+    for _ in range(8):
+        predictor.observe(predictor.predict(1, 0.5), sparse=True, seconds=0.5)
+    predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=0.8 * math.exp(0.5))
+    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8 * math.exp(0.1))
+    predictor.observe(predictor.predict(1, 0.5), sparse=False, seconds=0.8 * math.exp(-0.4))
+    assert predictor.predict(1, 0.5).dense == pytest.approx(0.8 * math.exp(0.05))
 
 
 def test_one_step_that_was_held_up_says_little():

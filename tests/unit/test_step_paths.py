@@ -12,6 +12,7 @@ from inferx.engine.plan import NewRow, Plan, StepResult
 from inferx.engine.sampling import SamplingParams
 from inferx.engine.step_paths import StepPaths
 from inferx.paths.ceiling import CALM
+from inferx.paths.costs import CostTable, SparseCosts
 from inferx.paths.probe import StepProbe
 from sparse_paths import make_costs, make_path, make_probe, make_row
 
@@ -179,6 +180,37 @@ def test_measured_densities_replace_the_expected_one():
     assert steps.sparsity() == 0.25
 
 
+def test_a_measured_density_is_of_its_number_of_tokens_alone():
+    """What one token reads, 0.5, would be worth it for two, which read 0.94 by expectation."""
+    row = make_row(0.25)
+    alike = [SparseCosts(tokens, [0.0, 1.0], [0.4, 1.3]) for tokens in (1, 2)]
+    path = make_path(row, costs=CostTable([1, 2], [1.0, 1.0], alike))
+    assert path.expected_density(0, 2) == pytest.approx(1 - 0.25**2)
+    steps = Steps(make_paths(path), "auto", "auto")
+    assert steps.sparsity([0, 1]) == 0.0
+    for num_tokens, taken in ((1, 0.0), (2, 0.25)):
+        steps.plan([0, 1])
+        steps.result(make_probe(row, steps.step, share=2.5, num_tokens=num_tokens))
+        assert steps.sparsity([0, 1]) == taken
+
+
+def test_one_step_that_reads_more_moves_its_density_by_a_tenth():
+    row = make_row(0.25)
+    steps = Steps(make_paths(make_path(row, costs=make_costs(sparse_at_one=0.85))), "auto")
+    steps.plan()
+    steps.result(make_probe(row, share=2.5))  # reads 0.5, and takes 0.85
+    for expected in (0.25, 0.25, 0.25, 0.0):  # 0.55, 0.595, 0.6355, and 0.672 takes 1.005
+        steps.plan()
+        steps.result(make_probe(row, steps.step, share=-2.5))
+        assert steps.sparsity() == expected
+
+
+def test_a_ratio_is_the_rows_that_it_names():
+    path = make_path()
+    assert [path.index_of(ratio) for ratio in (0.25, 0.5, 0.5 + 1e-9)] == [0, 1, 1]
+    assert [path.index_of(ratio) for ratio in (0.0, 0.26, 0.3)] == [None] * 3
+
+
 def test_steps_in_flight_are_not_waited_for():
     steps = Steps(make_paths(), "auto")
     assert [steps.plan().sparsity for _ in range(3)] == [0.25] * 3
@@ -210,6 +242,7 @@ def test_broken_activations_make_steps_dense_and_are_counted():
     steps.result(*(make_probe(row, step, num_broken=3) for step in (1, 2)))
     assert steps.sparsity() == 0.0
     assert (paths.stats.broken, paths.stats.drifts) == (1, 0)
+    assert paths.stats.union_density == 0.0, "of activations that say nothing"
 
 
 def test_one_passage_of_broken_activations_is_counted_once_and_passes():
