@@ -107,6 +107,28 @@ def test_each_token_keeps_its_own_channels() -> None:
     assert (kept.ring[[0, 2]] == -1).all()
 
 
+@pytest.mark.parametrize(("limit", "num_kept"), [(1.399, 0.0), (1.398, WIDTH / 2)])
+def test_a_score_is_that_of_the_normed_activation_as_the_model_holds_it(
+    limit: float, num_kept: float
+) -> None:
+    """7 / sqrt((1 + 49) / 2) is 1.4, and 1.3984 in bfloat16."""
+    packed = pack_sparse(weight(False))
+    x = torch.tensor([1.0, 7.0], dtype=torch.bfloat16, device=cases.DEVICE).repeat(1, WIDTH // 2)
+    gain = torch.ones(WIDTH, dtype=torch.bfloat16, device=cases.DEVICE)
+    for product, options in ((sparse_linear, {"config": CONFIG}), (sparse.sparse_linear, {})):
+        kept = counters(1)
+        product(x, packed, threshold(limit), norm_weight=gain, counters=kept, **options)
+        assert kept.ring[1, 0, 0] == num_kept
+
+
+def test_parts_may_be_shorter_than_what_a_program_begins_with() -> None:
+    """Eight channels, of 16 that it asks for at once."""
+    packed, x = pack_sparse(weight(False)), cases.randn(2, WIDTH, dtype=torch.float32)
+    config = SparseConfig(block_n=64, k_part=8, rows=4, num_warps=1)
+    y = sparse_linear(x, packed, threshold(0.7), config=config)
+    assert cases.distance(y, sparse.sparse_linear(x, packed, threshold(0.7))) < 1e-5
+
+
 def test_a_token_that_keeps_nothing_gets_the_residual_alone() -> None:
     packed = pack_sparse(weight(False))
     x, residual = cases.randn(2, WIDTH), cases.randn(2, FEATURES)

@@ -21,6 +21,7 @@ from inferx.model.runners import load_runner
 from inferx.source import ModelSource
 from inferx.sparse.calibration import default_path, save_calibration
 from inferx.sparse.definitions import masked_energy, sparsity, threshold_mask, union_density
+from inferx.sparse.masking import Scoring
 from inferx.sparse.probe import COPY_EVERY, ProbeRing, figures
 from inferx.sparse.serving import MaskedInputs
 from tiny_models import make_tiny_model
@@ -184,6 +185,17 @@ def test_inputs_are_masked_and_probed_as_defined(masked, num_tokens):
     assert union == pytest.approx(union_density(kept))
     assert energy == pytest.approx(masked_energy(x, kept).mean().item(), abs=1e-6)
     assert broken == 0
+
+
+def test_each_row_masks_by_its_own_scores(tmp_path: Path) -> None:
+    source, windowed = open_model(tmp_path)
+    rows = [calibrated(source, windowed, 0.25), calibrated(source, windowed, 0.5, "weight-aware")]
+    masked = MaskedInputs(rows, windowed.model, CPU)
+    site, x = Site(0, "qkv"), torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    for row in (rows[1], rows[0]):
+        masked.select(row.target)
+        scores = Scoring(windowed.model, row.scores)(site, x)
+        assert torch.equal(masked(site, x), x * threshold_mask(scores, row.thresholds[site]))
 
 
 def test_what_is_not_a_number_is_kept_and_counted(masked):
