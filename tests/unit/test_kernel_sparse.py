@@ -7,6 +7,7 @@ from collections.abc import Callable
 import kernel_cases as cases
 import pytest
 import torch
+from inferx.sparse.definitions import masked_energy, sparsity, threshold_mask, union_density
 from inferx_kernels import sparse
 from inferx_kernels.linear import PackedLinear, column_norms
 from inferx_kernels.sparse import (
@@ -148,6 +149,18 @@ def test_a_nan_is_kept_by_whatever_threshold_and_shows_in_its_tokens_result(chan
     assert y[1].isnan().all()
     assert kept.ring[1, :, :2].tolist() == [[0.0, 1.0], [1.0, 1.0]]
     assert kept.ring[1, 1, 3].isnan()
+
+
+def test_what_the_reference_counts_is_what_sparsity_means() -> None:
+    x = cases.randn(3, WIDTH, dtype=torch.float32)
+    keeps = threshold_mask(x, 0.7)
+    counted = counters(3)
+    sparse.sparse_linear(x, pack_sparse(weight(False)), threshold(0.7), counters=counted)
+    figures = torch.zeros(1, FIGURES, device=cases.DEVICE)
+    widths, sites = (torch.tensor([n], device=cases.DEVICE) for n in (WIDTH, 0))
+    sparse.summarize_counts(counted.ring[1:2], widths, sites, figures)
+    share, energy = sparsity(x, 0.7).mean().item(), masked_energy(x, keeps).mean().item()
+    assert figures[0].tolist() == pytest.approx([share, union_density(keeps), energy, 0.0])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])

@@ -1,5 +1,5 @@
-"""What sparsity means here. Every other place that needs one of these quantities takes it from
-here; the GPU's kernels are tested against it.
+"""What sparsity means here. What is computed elsewhere in another way, as the probes do, is tested
+against it.
 
 A gated FFN has no exact zeros, so an activation counts as inactive by its magnitude: its channel
 is masked where |x| <= threshold. x: [..., channels] of any floating type; a mask is a bool tensor
