@@ -26,14 +26,12 @@ def sparse_linear(
     eps: float = 0.0,
     residual: Tensor | None = None,
     counters: Counters | None = None,
-    out_dtype: torch.dtype | None = None,
     config: SparseConfig | None = None,
 ) -> Tensor:
     """`inferx_kernels.sparse.sparse_linear` for up to MOST_TOKENS tokens.
 
-    x: [num_tokens, in_features], contiguous, of any floating type. Returns
-    [num_tokens, out_features], or half of them where the weight is gated, in out_dtype or x's.
-    Which channels other tokens keep changes the order of a token's additions, and nothing else.
+    x: [num_tokens, in_features], contiguous, of any floating type. Which channels other tokens keep
+    changes the order of a token's additions, and nothing else.
     """
     num_tokens, width = x.shape
     features, itemsize = packed.weight.shape[1], packed.weight.element_size()
@@ -52,7 +50,7 @@ def sparse_linear(
     y = torch.empty(
         num_tokens,
         features // 2 if packed.is_gated else features,
-        dtype=out_dtype or x.dtype,
+        dtype=x.dtype,
         device=x.device,
     )
     pdl = use_pdl(x)

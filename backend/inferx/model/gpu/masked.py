@@ -63,7 +63,6 @@ class GpuRows(CalibratedRows):
         self._one_step = torch.zeros(1, dtype=torch.int32, device=device)
         self.layers = [self._products(index, layer) for index, layer in enumerate(model.layers)]
         masked = [product for layer in self.layers for product in layer.values()]
-        self.num_bytes = sum(product.weight.weight.nbytes for product in masked)
         self._masked = torch.tensor(
             [index for site, index in self._index.items() if site.projection in self._projections],
             device=device,

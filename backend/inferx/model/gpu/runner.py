@@ -126,14 +126,13 @@ class GpuRunner:
             return rehearsal.activation_bytes(self._model)
 
     def _kv_size(self, config: EngineConfig, loaded: LoadedModel, activation_bytes: int) -> KVSize:
-        copies = self.sparse_rows.num_bytes if self.sparse_rows else 0
         return size_kv_cache(
             config,
             loaded.source,
             loaded.config,
             dtype=loaded.kv_dtype,
             device=self._device,
-            weight_bytes=loaded.weight_bytes + copies,
+            weight_bytes=loaded.weight_bytes,
             activation_bytes=activation_bytes,
         )
 
