@@ -101,6 +101,16 @@ def test_chunks_a_tiny_pool_and_no_overlap_change_nothing(smollm2: Path) -> None
     assert ran.core.stats().preemptions > 0
 
 
+def test_a_prompt_of_several_tiles_replays_a_graph_that_has_room_for_more_prompts(
+    smollm2: Path,
+) -> None:
+    """Three heads share a KV head: 100 tokens take three tiles of 128 rows."""
+    settings = {"lengths": (100, 3), "budget": 128, "max_num_batched_tokens": 128}
+    params = [greedy(3)] * 2
+    expected = run(ModelRunner, smollm2, params, **settings).tokens
+    assert run(GpuRunner, smollm2, params, **settings).tokens == expected
+
+
 def test_prefix_hits_change_nothing(smollm2: Path) -> None:
     params = [greedy(3)] * 4
     lengths = (40, 40, 40, 40)
