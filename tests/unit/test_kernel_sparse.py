@@ -210,11 +210,13 @@ def test_the_scratch_memory_has_room_for_the_products_of_8b_and_70b(
 def test_packing_alternates_gate_and_up() -> None:
     rows = torch.arange(32.0).unsqueeze(1).expand(32, 4).to(torch.bfloat16)
     scale = torch.arange(32.0)
-    packed = pack_sparse(PackedLinear(rows, None, False, scale), is_gated=True)
+    packed = pack_sparse(PackedLinear(rows, 2 * scale, False, scale), is_gated=True)
     order = [number for pair in zip(range(16), range(16, 32), strict=True) for number in pair]
     assert packed.weight[0].tolist() == order
     assert packed.weight_scale is not None
     assert packed.weight_scale.tolist() == order
+    assert packed.bias is not None
+    assert packed.bias.tolist() == [2 * number for number in order]
 
 
 def test_a_weight_whose_channels_are_no_whole_loads_is_refused() -> None:

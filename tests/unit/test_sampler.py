@@ -238,6 +238,13 @@ def test_bad_words_ban_the_token_that_would_complete_them():
     assert next_token(logits, params, prompt=(40,), output=(41,)) == 30  # the output alone counts
 
 
+@pytest.mark.parametrize("words", [((40, 30), (41, 30)), ((41, 30), (40, 30))])
+def test_a_bad_word_is_banned_whatever_others_end_like_it(words):
+    params = SamplingParams(temperature=0, bad_words_token_ids=words)
+    assert next_token(logits_of(30, 31), params, output=(40,)) == 31
+    assert next_token(logits_of(30, 31), params, output=(42,)) == 30
+
+
 def test_a_row_of_nan_leaves_the_others_as_they_are():
     params = SamplingParams(
         temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=2
