@@ -111,6 +111,17 @@ def test_a_prompt_of_several_tiles_replays_a_graph_that_has_room_for_more_prompt
     assert run(GpuRunner, smollm2, params, **settings).tokens == expected
 
 
+def test_rows_that_a_graph_has_too_many_write_to_nobodys_pages(smollm2: Path) -> None:
+    """Three sequences decode in a graph of four rows. Slot 0's has ended, and its page, the only
+    one that is left, is the second sequence's third."""
+    params = [greedy(count) for count in (1, 26, 26, 26)]
+    settings = {"lengths": (3, 15, 5, 5), "num_gpu_blocks_override": 7, "max_model_len": 64}
+    expected = run(ModelRunner, smollm2, params, **settings).tokens
+    ran = run(GpuRunner, smollm2, params, **settings)
+    assert ran.core.stats().preemptions == 0
+    assert ran.tokens == expected
+
+
 def test_prefix_hits_change_nothing(smollm2: Path) -> None:
     params = [greedy(3)] * 4
     lengths = (40, 40, 40, 40)
