@@ -58,7 +58,7 @@ def pack_sparse(packed: PackedLinear, *, is_gated: bool = False) -> SparseLinear
     features, itemsize = weight.shape[0], weight.element_size()
     if weight.dtype not in (torch.bfloat16, E4M3):
         raise ValueError(f"sparse products take bfloat16 and e4m3 weights, not {weight.dtype}")
-    if features * itemsize % _LINE or (is_gated and features % 2):
+    if features * itemsize % _LINE:
         raise ValueError(
             f"a weight of {features} output features of {itemsize} bytes has no sparse product: "
             f"they have to be a multiple of {_LINE} bytes"
