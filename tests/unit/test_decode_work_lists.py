@@ -27,6 +27,12 @@ def test_rows_that_share_all_pages_of_the_cache_have_room() -> None:
         assert plan.num_items.item() == num_items <= len(plan.items)
 
 
+def test_rows_that_each_begin_one_more_chunk_have_room() -> None:
+    plan = AttentionShape(4, 2, 16, frozenset({None})).decode_plans(8, 8 * 129, 128, cases.DEVICE)
+    plan_decode(plan[None], torch.full((8,), 129, dtype=torch.int32, device=cases.DEVICE))
+    assert plan[None].num_items.item() == 8 * 2 <= len(plan[None].items)
+
+
 def test_no_row_is_longer_than_the_model_takes() -> None:
     assert most_keys(PAGES, 8, max_model_len=1024) == 8 * 640
     assert most_keys(PAGES, 8, max_model_len=100) == 8 * 100

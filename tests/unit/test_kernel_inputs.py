@@ -85,9 +85,10 @@ def test_inputs_equal_the_reference(slots: Slots, rows: list[tuple[int, int, int
         assert set(got[pages:]) <= {99}  # only as many as the row has
 
 
-def test_rows_that_nobody_has_are_empty(slots: Slots) -> None:
+@pytest.mark.parametrize("start", [-1, 5])
+def test_rows_that_nobody_has_are_empty_wherever_they_start(slots: Slots, start: int) -> None:
     inputs = empty_inputs(2, 2, 6)
-    rows = StepRows(on_device([3, -1]), on_device([7, -1]), on_device([0, 1, 2]))
+    rows = StepRows(on_device([3, -1]), on_device([7, start]), on_device([0, 1, 2]))
     prepare_inputs(rows, slots.state, inputs, block_size=BLOCK_SIZE, max_query_len=1)
     assert inputs.token_ids.tolist() == [307, 0]
     assert inputs.slot_mapping.tolist() == [30 * 16 + 7, -1]
