@@ -28,6 +28,7 @@ from inferx.model.runner import ModelRunner
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
 from inferx.sparse.calibration import default_path, save_calibration
+from inferx.sparse.masking import weight_shares
 from inferx.sparse.probe import COPY_EVERY
 from inferx.sparse.timing import decode_plan
 from inferx_kernels.sparse import SparseLinear, Threshold
@@ -243,6 +244,8 @@ def test_products_too_small_to_gain_stay_dense_and_unmasked(
     monkeypatch.setattr("inferx_kernels.triton.sparse_tuning._LEAST_BYTES", largest)
     rows = GpuRows(loaded.calibrations, loaded.model, loaded.device)
     assert [list(products) for products in rows.layers] == [["gate_up"]] * len(rows.layers)
+    rows.record(1)  # of no step: masked products have read nothing, and others always read all
+    assert rows.union_density == pytest.approx(1 - weight_shares(loaded.config)["gate_up"])
     path = rows.described(served(GpuRunner).runner.info.sparse_path.costs)
     for row, full in zip(path.rows, served(GpuRunner).runner.info.sparse_path.rows, strict=True):
         assert row.share_means[2::4] == full.share_means[2::4]
