@@ -177,10 +177,8 @@ def highest_floor(
 
 @triton.jit
 def first_above(weights, places, before, target):
-    """The first place at which before + the running sum exceeds target, or a large number.
-
-    Where rounding leaves the last sum at the target, the last place of positive weight.
-    """
+    """The first place at which before + the running sum exceeds target; a large number where none
+    does, as where rounding leaves the last sum at the target."""
     running = before + tl.cumsum(weights, 0)
     return tl.min(tl.where((running > target) & (weights > 0), places, 2147483647), 0)
 
