@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inferx.config import EngineConfig
+from inferx.model.activations import PROJECTIONS
 from inferx.model.loading import LoadedModel
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
@@ -31,11 +32,15 @@ def open_model(folder: Path, family: str = "llama", **options) -> tuple[ModelSou
 
 
 def calibrated(
-    source: ModelSource, windowed: WindowedModel, target: float, scores="magnitude"
+    source: ModelSource,
+    windowed: WindowedModel,
+    target: float,
+    scores="magnitude",
+    projections=PROJECTIONS,
 ) -> Calibration:
     text = Text(TEXT, Tokenizer.from_source(source), "the text 'bytes'")
     return calibrate(
-        windowed, source, target=target, scores=scores,
+        windowed, source, target=target, scores=scores, projections=projections,
         texts=text.calibration(ENOUGH), held_out=text.held_out(ENOUGH), progress=silent,
     )  # fmt: skip
 

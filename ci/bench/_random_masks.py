@@ -15,6 +15,7 @@ from _shapes import LIMITS, PRECISIONS, write_shape
 from inferx.config import EngineConfig
 from inferx.model.gpu.masked import GpuRows
 from inferx.model.gpu.runner import GpuRunner
+from inferx.model.llama import LlamaForCausalLM
 from inferx.model.loading import LoadedModel
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
@@ -28,6 +29,7 @@ from inferx.sparse.calibration import (
     Shape,
 )
 from inferx.sparse.masking import sites
+from inferx.sparse.products import itemsize, worthwhile
 from inferx.sparse.statistics import Summary
 from inferx.sparse.timing import TimeStep
 
@@ -60,10 +62,12 @@ def open_masked(shape: str, precision: str) -> Masked:
 
 
 def _made_up(loaded: LoadedModel) -> Calibration:
-    """Its thresholds do not matter."""
+    """Its thresholds do not matter, but for products that are not worth masking."""
+    assert isinstance(loaded.model, LlamaForCausalLM)
+    masked = worthwhile(loaded.config, itemsize(loaded.model))
     nothing = Summary(0.0, 0.1)
     found = [
-        CalibratedSite(site.layer, site.projection, 1.0, 0.5, nothing, nothing)
+        CalibratedSite(*site, 1.0 if site.projection in masked else -1.0, 0.5, nothing, nothing)
         for site in sites(loaded.config)
     ]
     return Calibration(

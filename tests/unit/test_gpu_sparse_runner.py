@@ -28,8 +28,8 @@ from inferx.model.runner import ModelRunner
 from inferx.observe.stages import Stages
 from inferx.source import ModelSource
 from inferx.sparse.calibration import default_path, save_calibration
-from inferx.sparse.masking import weight_shares
 from inferx.sparse.probe import COPY_EVERY
+from inferx.sparse.products import weight_shares
 from inferx.sparse.timing import decode_plan
 from inferx_kernels.sparse import SparseLinear, Threshold
 from inferx_kernels.sparse import sparse_linear as reference
@@ -235,7 +235,9 @@ def test_its_costs_are_measured_at_every_density(served: Callable[[Kind], Served
 
 
 def test_products_too_small_to_gain_stay_dense_and_unmasked(
-    source: ModelSource, served: Callable[[Kind], Served], monkeypatch: pytest.MonkeyPatch
+    served: Callable[[Kind], Served],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     loaded = served(GpuRunner).loaded
     largest = max(
@@ -244,6 +246,11 @@ def test_products_too_small_to_gain_stay_dense_and_unmasked(
     monkeypatch.setattr("inferx_kernels.triton.sparse_tuning._LEAST_BYTES", largest)
     rows = GpuRows(loaded.calibrations, loaded.model, loaded.device)
     assert [list(products) for products in rows.layers] == [["gate_up"]] * len(rows.layers)
+    assert [record.message for record in caplog.records] == [
+        f"sparsity {target} was calibrated with qkv and o and down masked too, which a GPU leaves "
+        "dense: drift may be found where there is none; calibrate again with --product gate_up"
+        for target in (0.25, 0.5)
+    ]
     rows.record(1)  # of no step: masked products have read nothing, and others always read all
     assert rows.union_density == pytest.approx(1 - weight_shares(loaded.config)["gate_up"])
     path = rows.described(served(GpuRunner).runner.info.sparse_path.costs)

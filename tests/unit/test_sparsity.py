@@ -6,12 +6,13 @@ import gc
 import json
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from calibrated import ENOUGH, TEXT, open_model, silent
+from calibrated import ENOUGH, TEXT, calibrated, open_model, silent
 from inferx.errors import SparsityError
 from inferx.model.activations import PROJECTIONS, Site
 from inferx.source import ModelSource
@@ -24,8 +25,9 @@ from inferx.sparse.calibration import (
 )
 from inferx.sparse.evaluating import Evaluator
 from inferx.sparse.fingerprint import model_fingerprint
-from inferx.sparse.masking import Masked, Recorded, Scoring, Thresholds, TopK, weight_shares
+from inferx.sparse.masking import Masked, Recorded, Scoring, Thresholds, TopK
 from inferx.sparse.measuring import ScoreHistograms, measure
+from inferx.sparse.products import itemsize, weight_shares, worthwhile
 from inferx.sparse.search import STEP, _LayerErrors, greedy_split, layer_splits, thresholds
 from inferx.sparse.statistics import Summary
 from inferx.sparse.windows import CONTEXT, COUNTED, WINDOW, Text, WindowedModel
@@ -48,7 +50,7 @@ def text(tiny) -> Text:
 def calibration(tiny, text) -> Calibration:
     source, windowed = tiny
     return calibrate(
-        windowed, source, target=0.25, scores="weight-aware",
+        windowed, source, target=0.25, scores="weight-aware", projections=PROJECTIONS,
         texts=text.calibration(ENOUGH), held_out=text.held_out(ENOUGH), progress=silent,
     )  # fmt: skip
 
@@ -294,10 +296,52 @@ def test_a_calibration_reaches_its_target_and_says_what_it_costs(tiny, calibrati
             assert site.masked_energy.mean <= site.masked_share.mean
 
 
+def test_products_that_are_not_named_stay_as_they_are(tiny, text):
+    source, windowed = tiny
+    found = calibrated(source, windowed, 0.25, projections=["down", "gate_up"])
+    assert found.projections == ["gate_up", "down"]
+    assert {site.threshold for site in found.sites if site.projection in ("qkv", "o")} == {-1}
+    parts = weight_shares(windowed.config, found.projections)
+    for layer in range(windowed.config.num_layers):
+        sites = {site.projection: site for site in found.sites if site.layer == layer}
+        assert [sites[name].masked_share.mean for name in ("qkv", "o")] == [0, 0]
+        assert sum(part * sites[name].target for name, part in parts.items()) == pytest.approx(0.25)
+    assert found.reached == pytest.approx(0.25, abs=0.03)  # of the two products' weights
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inner", "heads", "num_bytes", "names"),
+    [
+        (4096, 14336, 32, 2, ("gate_up", "down")),  # Llama-3-8B
+        (4096, 14336, 32, 1, ("gate_up", "down")),
+        (2048, 8192, 32, 2, ("gate_up",)),  # Llama-3.2-1B: 67, 34 MB
+        (2048, 8192, 32, 1, PROJECTIONS),
+        (8192, 28672, 64, 1, PROJECTIONS),  # Llama-3-70B
+        (576, 1536, 9, 2, PROJECTIONS),  # SmolLM2-135M
+    ],
+)
+def test_worthwhile_products_are_those_of_55_megabytes_or_all(
+    tiny, hidden, inner, heads, num_bytes, names
+):
+    config = replace(
+        tiny[1].config,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=hidden // heads,
+    )
+    assert worthwhile(config, num_bytes) == names
+
+
+def test_weights_of_32_bits_have_16_on_a_gpu(tiny):
+    assert itemsize(tiny[1].model) == 2
+
+
 def test_a_calibration_can_be_made_again_exactly(tiny, text, calibration):
     source, windowed = tiny
     again = calibrate(
-        windowed, source, target=0.25, scores="weight-aware",
+        windowed, source, target=0.25, scores="weight-aware", projections=PROJECTIONS,
         texts=text.calibration(ENOUGH), held_out=text.held_out(ENOUGH), progress=silent,
     )  # fmt: skip
     assert again == calibration

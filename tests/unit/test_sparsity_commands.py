@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -54,6 +55,23 @@ def test_measure_writes_a_table_json_and_a_picture(model, text, tmp_path, kind):
     assert list(found["sites"][0]["sparsity"]) == ["0.5", "2.0"]
     start = {"png": b"\x89PNG", "svg": b"<?xml"}[kind]
     assert picture.read_bytes().startswith(start)
+
+
+def test_calibrate_masks_the_products_that_are_named(model, text, tmp_path):
+    path = tmp_path / "named.json"
+    out = run(
+        "calibrate", model, "--target", 0.25, "--text", text, *TOKENS, "--output", path,
+        "--product", "down", "--product", "gate_up",
+    )  # fmt: skip
+    assert re.search(r"2\d\.\d% of the weights of gate_up and down unread \(target 25%\)", out)
+    masked = {s["projection"] for s in json.loads(path.read_text())["sites"] if s["target"]}
+    assert masked == {"gate_up", "down"}
+
+
+def test_a_product_that_there_is_not_is_refused(model):
+    assert refusal("calibrate", model, "--target", 0.25, "--product", "gate") == (
+        "--product is 'gate', and is one of qkv, o, gate_up, down"
+    )
 
 
 def test_calibrate_writes_what_evaluate_takes(model, text, tmp_path):

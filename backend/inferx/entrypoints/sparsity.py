@@ -104,6 +104,13 @@ def calibrate_command(
         float, typer.Option(help="share of the weights to leave unread: 0.25, 0.4 or 0.5")
     ],
     scores: ScoresOption = "magnitude",
+    product: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="mask these alone: qkv, o, gate_up, down; repeatable; if not given those that a "
+            "GPU computes faster so, or all of a model that has none such"
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="the calibration file; beside the model if not given")
     ] = None,
@@ -117,12 +124,16 @@ def calibrate_command(
     They are found on the first half of the text, and judged on the second.
     """
     from inferx.entrypoints import sparsity_tables
+    from inferx.model.activations import PROJECTIONS
     from inferx.sparse.calibrating import TARGETS, calibrate
     from inferx.sparse.calibration import check_output, default_path, save_calibration
+    from inferx.sparse.products import itemsize, worthwhile
 
     if target not in TARGETS:
         known = ", ".join(map(str, TARGETS))
         raise SparsityError(f"--target is {target:g}, and is one of {known}")
+    for wrong in set(product or ()) - set(PROJECTIONS):
+        raise SparsityError(f"--product is {wrong!r}, and is one of {', '.join(PROJECTIONS)}")
     if output is not None:
         check_output(output)  # before the model is loaded, which the default is beside
     loaded = _load(model, text, device, dtype)
@@ -130,12 +141,16 @@ def calibrate_command(
         output = default_path(loaded.source, target, scores)
         check_output(output)
     texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
+    windowed = loaded.windowed
     with loaded.progress() as progress:
         found = calibrate(
-            loaded.windowed,
+            windowed,
             loaded.source,
             target=target,
             scores=scores,
+            projections=[name for name in PROJECTIONS if name in product]
+            if product
+            else worthwhile(windowed.config, itemsize(windowed.model)),
             texts=texts,
             held_out=held_out,
             progress=progress,

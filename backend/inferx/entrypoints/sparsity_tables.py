@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from inferx.model.activations import PROJECTIONS
 from inferx.sparse.calibration import Calibration
 from inferx.sparse.evaluating import Change, Evaluation
 from inferx.sparse.measuring import QUANTILES, Measurement
@@ -47,7 +48,7 @@ def show_calibration(found: Calibration) -> None:
     _print(table, f"{found.model.name}, {found.dtype}, scores: {found.scores}")
     quality = found.quality
     _console().print(
-        f"{found.reached:.1%} of the layers' weights unread (target {found.target:.0%}); "
+        f"{found.reached:.1%} of {_weights(found)} unread (target {found.target:.0%}); "
         f"perplexity on {quality.num_tokens} held-out tokens {quality.perplexity_dense:.3f} -> "
         f"{quality.perplexity_sparse:.3f} ({quality.growth:+.2%}, standard error "
         f"{quality.standard_error:.2%})"
@@ -73,6 +74,12 @@ def show_evaluation(found: Evaluation) -> None:
         f"{found.perplexity:.3f}; in brackets 95% intervals"
     )
     _print(table, title)
+
+
+def _weights(found: Calibration) -> str:
+    if len(found.projections) == len(PROJECTIONS):
+        return "the layers' weights"
+    return f"the weights of {' and '.join(found.projections)}"
 
 
 def _share(summary: Summary) -> str:

@@ -4,10 +4,10 @@ they cost on text that they were not found on."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
-from inferx.model.activations import Site
+from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.perplexity import Growth
 from inferx.source import ModelSource
 from inferx.sparse.calibration import (
@@ -36,11 +36,12 @@ def find_splits(
     window: Window,
     targets: Sequence[float],
     progress: Progress,
+    projections: Collection[Projection] = PROJECTIONS,
 ) -> list[dict[int, Shares]]:
     """By target, by layer; targets in rising order. One window decides: it says how sparsity is
     split within a layer, not how much there is."""
     found: list[dict[int, Shares]] = [{} for _ in targets]
-    splits = layer_splits(windowed, scoring, histograms, window, targets)
+    splits = layer_splits(windowed, scoring, histograms, window, targets, projections)
     num_layers = windowed.config.num_layers
     for layer, by_target in enumerate(splits):
         for shares, split in zip(found, by_target, strict=True):
@@ -94,17 +95,19 @@ def calibrate(
     *,
     target: float,
     scores: Scores,
+    projections: Collection[Projection],
     texts: Sequence[Window],
     held_out: Sequence[Window],
     progress: Progress,
 ) -> Calibration:
-    """texts: what thresholds are found on; held_out: what they are judged on.
+    """projections: those that are masked, `target` of their weights; texts: what thresholds are
+    found on; held_out: what they are judged on.
 
     Raises SparsityError where an activation is not finite.
     """
     scoring = Scoring(windowed.model, scores)
     [histograms] = count_scores(windowed, [scoring], texts, progress)
-    [splits] = find_splits(windowed, scoring, histograms, texts[0], [target], progress)
+    [splits] = find_splits(windowed, scoring, histograms, texts[0], [target], progress, projections)
     values = thresholds(histograms, splits)
     rule = Recorded(Thresholds(scoring, values))
     dense, [sparse] = surprises(windowed, held_out, [rule], progress)
@@ -114,7 +117,7 @@ def calibrate(
         model=CalibratedModel(source.label, model_fingerprint(source), Shape.of(windowed.config)),
         dtype=windowed.dtype,
         target=target,
-        reached=rule.model_share(windowed.config),
+        reached=rule.model_share(windowed.config, projections),
         scores=scores,
         text=CalibrationText(data_hash(texts), COUNTED * len(texts)),
         quality=Quality(

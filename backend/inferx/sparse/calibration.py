@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from inferx.errors import SparsityError
-from inferx.model.activations import Projection, Site
+from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.model.config import ModelConfig
 from inferx.outputs import check_writable, write
 from inferx.source import ModelSource
@@ -67,7 +67,7 @@ class Quality(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CalibratedSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer: int
     projection: Projection
-    threshold: float  # a channel is masked where its score is up to it
+    threshold: float  # a channel is masked where its score is up to it; -1: none
     target: float  # the share of channels that the search gave it
     masked_share: Summary  # over held-out tokens; S where scores are magnitudes
     masked_energy: Summary  # rho, over held-out tokens
@@ -77,7 +77,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     model: CalibratedModel
     dtype: str  # of the activations
-    target: float  # the share of the layers' weights that a token does not read
+    target: float  # the share of the masked products' weights that a token does not read
     reached: float  # on held-out text
     scores: Scores
     text: CalibrationText
@@ -88,6 +88,12 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def thresholds(self) -> dict[Site, float]:
         return {Site(site.layer, site.projection): site.threshold for site in self.sites}
+
+    @property
+    def projections(self) -> list[Projection]:
+        """Those that it masks anything of."""
+        masked = {site.projection for site in self.sites if site.threshold >= 0}
+        return [name for name in PROJECTIONS if name in masked]
 
 
 def default_path(source: ModelSource, target: float, scores: Scores) -> Path:

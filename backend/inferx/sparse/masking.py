@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.model.config import ModelConfig
 from inferx.model.llama import LlamaForCausalLM
 from inferx.sparse.definitions import masked_energy, masked_share, threshold_mask, topk_mask
+from inferx.sparse.products import weight_shares
 from inferx.sparse.statistics import Moments, Summary
 
 Scores = Literal["magnitude", "weight-aware"]
@@ -22,19 +23,6 @@ Scores = Literal["magnitude", "weight-aware"]
 def sites(config: ModelConfig) -> list[Site]:
     """In the order in which a forward pass computes them."""
     return [Site(layer, name) for layer in range(config.num_layers) for name in PROJECTIONS]
-
-
-def weight_shares(config: ModelConfig) -> dict[Projection, float]:
-    """Of a layer's weights, the share that each product reads."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attended = config.num_heads * config.head_dim
-    num_weights: dict[Projection, int] = {
-        "qkv": hidden * (attended + 2 * config.num_kv_heads * config.head_dim),
-        "o": attended * hidden,
-        "gate_up": 2 * hidden * inner,
-        "down": inner * hidden,
-    }
-    return {name: count / sum(num_weights.values()) for name, count in num_weights.items()}
 
 
 class Scoring:
@@ -116,10 +104,16 @@ class Counted:
         """Over tokens."""
         return self._shares[site].summary()
 
-    def model_share(self, config: ModelConfig) -> float:
-        """The share of the layers' weights that a token did not read, a mean over tokens."""
-        by_projection = weight_shares(config)
-        found = [by_projection[site.projection] * self.share(site).mean for site in sites(config)]
+    def model_share(
+        self, config: ModelConfig, projections: Collection[Projection] = PROJECTIONS
+    ) -> float:
+        """The share of these products' weights that a token did not read, a mean over tokens."""
+        by_projection = weight_shares(config, projections)
+        found = [
+            by_projection[site.projection] * self.share(site).mean
+            for site in sites(config)
+            if site.projection in by_projection
+        ]
         return sum(found) / config.num_layers
 
 

@@ -7,7 +7,7 @@ least keeps it. Layers are searched one after another, each on the dense output 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from inferx.model.activations import PROJECTIONS, Projection, Site
-from inferx.sparse.masking import Masked, Scoring, Several, Thresholds, weight_shares
+from inferx.sparse.masking import Masked, Scoring, Several, Thresholds
+from inferx.sparse.products import weight_shares
 from inferx.sparse.statistics import Histogram
 from inferx.sparse.windows import Window, WindowedModel
 
@@ -33,12 +34,14 @@ def layer_splits(
     histograms: Mapping[Site, Histogram],
     window: Window,
     targets: Sequence[float],
+    projections: Collection[Projection] = PROJECTIONS,
 ) -> Iterator[list[Shares]]:
     """Yields the shares of one layer after another, at each of the targets: see `greedy_split`.
 
-    histograms: of the scores, by site; window: what the layers' outputs are compared on.
+    histograms: of the scores, by site; window: what the layers' outputs are compared on;
+    projections: those that are masked.
     """
-    saved = weight_shares(windowed.config)
+    saved = weight_shares(windowed.config, projections)
     windowed.start([window])
     x = windowed.embed()
     for index in range(windowed.config.num_layers):
@@ -54,9 +57,9 @@ def greedy_split(
 ) -> list[Shares]:
     """The shares with which a layer reaches each target: a share of its weights that is not read.
 
-    errors: what each of some shares does to the layer's output; saved: each product's part of the
-    layer's weights; targets: in rising order, up to 0.65. Each step but the last before a target
-    is STEP.
+    errors: what each of some shares does to the layer's output; saved: each masked product's part
+    of all their weights; targets: in rising order, up to 0.65. Each step but the last before a
+    target is STEP.
     """
     shares: Shares = dict.fromkeys(PROJECTIONS, 0.0)
     total = 0.0
@@ -64,7 +67,7 @@ def greedy_split(
     for target in targets:
         while target - total > _ROUNDING:
             step = min(STEP, target - total)
-            sparser = [(name, shares[name] + step / saved[name]) for name in PROJECTIONS]
+            sparser = [(name, shares[name] + step / part) for name, part in saved.items()]
             trials = [{**shares, name: share} for name, share in sparser if share <= _MOST]
             shares = min(zip(errors(trials), trials, strict=True), key=itemgetter(0))[1]
             total += step

@@ -13,8 +13,9 @@ from inferx.model.llama import LlamaForCausalLM
 from inferx.paths.costs import CostTable
 from inferx.paths.info import SparsePath, SparseRow
 from inferx.sparse.calibration import Calibration
-from inferx.sparse.masking import Scoring, sites, weight_shares
+from inferx.sparse.masking import Scoring, sites
 from inferx.sparse.probe import ProbeRing, figures
+from inferx.sparse.products import weight_shares
 from inferx.sparse.statistics import Summary
 
 MAX_TOKENS = 4  # of a step: the union of more tokens' channels is nearly all of them

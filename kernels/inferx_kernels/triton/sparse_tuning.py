@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
-
 from inferx_kernels.triton.sizes import cdiv
 
 _WARPS = 132 * 16  # of a product: four to a scheduler keep enough loads under way
@@ -42,7 +40,8 @@ def sparse_config(num_tokens: int, features: int, width: int, itemsize: int) -> 
     return SparseConfig(block_n, k_part, rows, num_warps, maxnreg)
 
 
-def pays(weight: Tensor) -> bool:
-    """Whether skipping half of the channels makes a token's product faster than the dense one:
-    half of its bytes then take longer than what the sparse product costs beside its bytes."""
-    return weight.nbytes >= _LEAST_BYTES
+def pays(num_bytes: int) -> bool:
+    """Whether skipping half of the channels makes a token's product faster than the dense one, by
+    the bytes of its weight: half of them then take longer than what the sparse product costs
+    besides."""
+    return num_bytes >= _LEAST_BYTES

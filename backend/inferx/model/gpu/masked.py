@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,14 +12,16 @@ from inferx_kernels.linear import PackedLinear
 from inferx_kernels.sparse import COUNTS, Counters, SparseLinear, Threshold, pack_sparse
 from inferx_kernels.triton.sparse_linear import sparse_linear
 from inferx_kernels.triton.sparse_summary import summarize_counts
-from inferx_kernels.triton.sparse_tuning import pays
 from torch import Tensor
 
 from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.model.layers import RMSNorm
 from inferx.model.llama import Layer, LlamaForCausalLM
 from inferx.sparse.calibration import Calibration
+from inferx.sparse.products import itemsize, worthwhile
 from inferx.sparse.serving import MAX_TOKENS, CalibratedRows
+
+logger = logging.getLogger(__name__)
 
 
 class MaskedProduct(NamedTuple):
@@ -47,17 +50,15 @@ Products = dict[Projection, MaskedProduct]  # of a layer: those that are masked
 class GpuRows(CalibratedRows):
     """The rows of a GPU's runner: weights by input channel, and what their kernels count.
 
-    Only products are masked that skipping half of the channels makes faster, or all of them in a
-    model that has none such.
+    Of the products that the calibrations mask, those stay dense that skipping half of the channels
+    makes no faster, if that leaves any.
     """
 
     def __init__(
         self, calibrations: Sequence[Calibration], model: LlamaForCausalLM, device: torch.device
     ) -> None:
         """Raises ValueError where a product has no sparse kernel."""
-        products = model.layers[0].products()
-        faster = [name for name in PROJECTIONS if pays(products[name].packed.weight)]
-        super().__init__(calibrations, model, device, faster or PROJECTIONS)
+        super().__init__(calibrations, model, device, _masked(calibrations, model))
         self._norms = ColumnNorms.of(calibrations, model, device)
         self._counts = torch.zeros(len(self._index), MAX_TOKENS, COUNTS, device=device)
         self._one_step = torch.zeros(1, dtype=torch.int32, device=device)
@@ -98,6 +99,23 @@ class GpuRows(CalibratedRows):
             Threshold(self.thresholds[own], norms),
             Counters(self._counts[own], self._one_step),
         )
+
+
+def _masked(calibrations: Sequence[Calibration], model: LlamaForCausalLM) -> list[Projection]:
+    calibrated = {name for one in calibrations for name in one.projections}
+    faster = worthwhile(model.config, itemsize(model))
+    masked = [name for name in PROJECTIONS if name in calibrated and name in faster]
+    if not masked:
+        return [name for name in PROJECTIONS if name in calibrated]
+    for one in calibrations:
+        dense = [name for name in one.projections if name not in masked]
+        if dense:
+            logger.warning(
+                "sparsity %g was calibrated with %s masked too, which a GPU leaves dense: drift "
+                "may be found where there is none; calibrate again with %s",
+                one.target, " and ".join(dense), " ".join(f"--product {name}" for name in masked),
+            )  # fmt: skip
+    return masked
 
 
 class ColumnNorms:
