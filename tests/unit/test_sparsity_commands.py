@@ -11,6 +11,7 @@ import pytest
 from inferx.cli import app
 from inferx.entrypoints.sparsity_tools import Lines
 from inferx.errors import InferxError
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from typer.testing import CliRunner
 
@@ -209,6 +210,23 @@ def test_what_is_no_calibration_file_is_refused(model, tmp_path):
         "calibration file 'c.json' is not one (Input data was truncated): make it again with "
         "'inferx sparsity calibrate'"
     )
+
+
+@pytest.mark.parametrize(
+    ("factor", "shown"), [(1e5, r"\d.*e\+0\d"), (float("inf"), "nan"), (float("nan"), "nan")]
+)
+def test_a_model_to_which_text_is_impossible_is_refused(text, tmp_path, factor, shown):
+    make_tiny_model(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"] *= factor  # behind all that is masked
+    save_file(weights, tmp_path / "model.safetensors")
+    for command in ("calibrate", "evaluate"):
+        assert re.fullmatch(
+            rf"the model finds its text next to impossible \(a token's mean -log p is {shown}\): "
+            r"take another --dtype, or check the model's weights",
+            refusal(command, tmp_path, "--target=0.25", "--text", text, *TOKENS),
+        )
+    assert not list(tmp_path.glob("sparsity-*"))
 
 
 def test_progress_in_a_log_is_a_line_for_every_tenth(capsys):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
+from inferx.errors import SparsityError
 from inferx.model.activations import PROJECTIONS, Projection, Site
 from inferx.perplexity import Growth
 from inferx.source import ModelSource
@@ -27,6 +28,9 @@ from inferx.sparse.statistics import Histogram
 from inferx.sparse.windows import COUNTED, Window, WindowedModel, batches, data_hash
 
 TARGETS = (0.25, 0.4, 0.5)
+# A token's mean -log p in a window. Guessing among 2^31 tokens takes 22; masks may do worse than
+# that, as long as the perplexity is a number
+_MOST_DENSE, _MOST_MASKED = 30.0, 300.0
 
 
 def find_splits(
@@ -73,20 +77,34 @@ def surprises(
     rules: Sequence[Rule],
     progress: Progress,
 ) -> tuple[list[float], list[list[float]]]:
-    """A token's mean -log p, by window: without masks, and by rule."""
+    """A token's mean -log p, by window: without masks, and by rule.
+
+    Raises SparsityError where the model gives text no probability to speak of.
+    """
     dense: list[float] = []
     masked: list[list[float]] = [[] for _ in rules]
     done, steps = 0, len(texts) * (1 + len(rules))
     for batch in batches(texts):
         windowed.start(batch)
-        dense += windowed.surprises()
+        dense += _checked(windowed.surprises(), _MOST_DENSE)
         done += len(batch)
         progress("scoring text", done, steps)
         for rule, found in zip(rules, masked, strict=True):
-            found += windowed.surprises(Masked(rule))
+            found += _checked(windowed.surprises(Masked(rule)), _MOST_MASKED)
             done += len(batch)
             progress("scoring text", done, steps)
     return dense, masked
+
+
+def _checked(found: list[float], most: float) -> list[float]:
+    """Activations are looked at where they are counted: this is for the final norm and the head."""
+    for surprise in found:
+        if not surprise <= most:  # nor is NaN
+            raise SparsityError(
+                f"the model finds its text next to impossible (a token's mean -log p is "
+                f"{surprise:.3g}): take another --dtype, or check the model's weights"
+            )
+    return found
 
 
 def calibrate(
@@ -103,7 +121,7 @@ def calibrate(
     """projections: those that are masked, `target` of their weights; texts: what thresholds are
     found on; held_out: what they are judged on.
 
-    Raises SparsityError where an activation is not finite.
+    Raises SparsityError where an activation is not finite, and as `surprises` does.
     """
     scoring = Scoring(windowed.model, scores)
     [histograms] = count_scores(windowed, [scoring], texts, progress)

@@ -79,7 +79,8 @@ class Evaluator:
     def curve(
         self, name: str, targets: Sequence[float], calibration: Calibration | None = None
     ) -> Evaluation:
-        """targets: in rising order. Raises SparsityError where an activation is not finite."""
+        """targets: in rising order. Raises SparsityError where an activation is not finite, and as
+        `surprises` does."""
         planned = [
             _Planned(way, target, Counted(rule))
             for way, target, rule in self._rules(targets, calibration)
