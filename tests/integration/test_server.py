@@ -1,5 +1,6 @@
 """TritonServer runs a real tritonserver; its models here are a few lines of Python."""
 
+import contextlib
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from inferx.errors import ModelLoadError
 from inferx.triton.server import ServerError, TritonServer
+from inferx.triton.shared_memory import regions_of
 
 ECHO = """
 import sys
@@ -68,6 +70,38 @@ def test_ready_server_listens_on_localhost_and_leaves_nothing_after_stop(reposit
     server.stop()
     assert gone(pid)
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize("how", ["killed", "crashed", "interrupted while it loads"])
+def test_a_server_that_ends_out_of_order_leaves_no_shared_memory(
+    repository: Path, how: str
+) -> None:
+    class Interrupt(Exception):
+        pass
+
+    regions: set[Path] = set()
+
+    def interrupt(_: float) -> None:
+        if how == "interrupted while it loads":
+            regions.update(regions_of(server.pid))
+            if regions:
+                raise Interrupt
+
+    server = TritonServer(repository)
+    with contextlib.suppress(Interrupt):
+        server.start(on_wait=interrupt)
+        regions.update(regions_of(server.pid))
+        assert all(region.exists() for region in regions)
+        if how == "crashed":
+            watch = os.pidfd_open(server.pid)
+            os.kill(server.pid, signal.SIGSEGV)
+            select.select([watch], [], [])
+            os.close(watch)
+            server.stop()
+        else:
+            server.kill()
+    assert len(regions) == 1
+    assert not any(region.exists() for region in regions)
 
 
 def test_a_model_that_fails_is_reported_in_its_own_sentence(repository: Path) -> None:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from inferx.triton.shared_memory import regions_of
+
 # Asks the kernel to end the server when the thread that started it ends, then becomes it.
 _TIED = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
@@ -42,6 +44,7 @@ class ServerProcess:
                 env=environment,
                 start_new_session=True,
             )
+        self._shared_memory: set[Path] = set()
 
     @property
     def pid(self) -> int:
@@ -64,6 +67,7 @@ class ServerProcess:
 
     def signal(self, number: int) -> None:
         if not self.has_ended(0):
+            self._shared_memory |= regions_of(self.pid)  # what has ended does not say it any more
             self._process.send_signal(number)
 
     def stop(self, seconds: float) -> None:
@@ -77,8 +81,12 @@ class ServerProcess:
     def reap(self) -> int:
         """Ends what it has left, once it has ended itself, and returns its exit status."""
         if self._process.returncode is None:
+            self._shared_memory |= regions_of(self.pid)
             os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
+        status = self._process.wait()
+        for region in self._shared_memory:
+            region.unlink(missing_ok=True)
+        return status
 
 
 @contextlib.contextmanager
