@@ -171,6 +171,13 @@ def test_an_id_that_would_fill_memory_is_refused(tmp_path: Path) -> None:
         in_folder(tmp_path, files)
 
 
+def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    files = {"tokenizer.json": tokenizer_json(model=empty, added_tokens=[])}
+    with pytest.raises(ModelLoadError, match=r": its tokenizer has no tokens$"):
+        in_folder(tmp_path, files)
+
+
 def test_tokens_that_only_tokenizer_config_lists_are_added(tmp_path: Path) -> None:
     listed = {"129": {"content": "<|im_end|>", "special": True}, "127": {"content": "<s>"}}
     tokenizer = in_folder(

@@ -57,7 +57,9 @@ def token_bytes(tokenizer: HFTokenizer) -> TokenBytes:
     """Raises UnsupportedTokenizer."""
     spelling = _spelling(tokenizer)
     tokens = tokenizer.get_vocab(with_added_tokens=True)
-    highest = max(tokens.values(), default=-1)
+    if not tokens:
+        raise UnsupportedTokenizer("its tokenizer has no tokens")
+    highest = max(tokens.values())
     if highest >= _MAX_VOCAB:
         raise UnsupportedTokenizer(
             f"its tokenizer has the token id {highest}: expected ids below {_MAX_VOCAB}"
