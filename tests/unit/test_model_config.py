@@ -271,6 +271,34 @@ def test_a_damaged_config_is_refused(content: bytes, tmp_path: Path) -> None:
     assert "config.json" in refusal(ModelSource(tmp_path, "huggingface", "the-model"))
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b'{"eos_token_id": [257,', b"[]", b"\xff", b"[" * 100_000]
+)
+def test_a_damaged_generation_config_is_refused_as_a_text_might_never_end(
+    content: bytes, tmp_path: Path
+) -> None:
+    source = folder_with(tmp_path)
+    (tmp_path / "generation_config.json").write_bytes(content)
+    assert refusal(source).startswith("model 'the-model': generation_config.json ")
+
+
+def test_a_link_to_a_generation_config_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    source = folder_with(tmp_path)
+    (tmp_path / "generation_config.json").symlink_to("blob")
+    assert refusal(source) == "model 'the-model': generation_config.json is missing"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_damaged_tokenizer_is_left_to_its_own_loader(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    source = folder_with(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / name).write_bytes(content)
+    load_config(source)
+
+
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
     text = refusal(ModelSource(tmp_path, "huggingface", "the-model"))
     assert text == "model 'the-model': config.json is missing"

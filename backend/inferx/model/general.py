@@ -68,7 +68,7 @@ def general_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
         max_position_embeddings=max_positions,
         tie_word_embeddings=bool(given.tie_word_embeddings),
         dtype=checkpoint_dtype(str(raw.get("dtype") or raw.get("torch_dtype"))),
-        eos_token_ids=eos_token_ids(source.path, raw, vocab_size),
+        eos_token_ids=eos_token_ids(source, raw, vocab_size),
         sliding_window=max(windows, default=None),
         layer_sliding=tuple(layer.window is not None for layer in layers) if windows else None,
     )

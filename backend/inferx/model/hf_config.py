@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ FUSED_ARCHITECTURES = {  # and the model_type that goes with each
     "Qwen3ForCausalLM": "qwen3",
 }
 MAX_LAYERS = 4096
+_GENERATION = "generation_config.json"
 _DTYPES = ("float32", "bfloat16", "float16")
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -117,7 +119,7 @@ def llama_like_config(source: ModelSource, raw: dict[str, Any]) -> ModelConfig:
         max_position_embeddings=given.max_position_embeddings,
         tie_word_embeddings=given.tie_word_embeddings,
         dtype=checkpoint_dtype(given.dtype or given.torch_dtype),
-        eos_token_ids=eos_token_ids(source.path, raw, given.vocab_size),
+        eos_token_ids=eos_token_ids(source, raw, given.vocab_size),
         attention_bias=architecture == "Qwen2ForCausalLM" or given.attention_bias,
         attention_out_bias=architecture != "Qwen2ForCausalLM" and given.attention_bias,
         mlp_bias=given.mlp_bias,
@@ -159,16 +161,18 @@ def _sliding(
     return (given.sliding_window, layers) if any(layers) else (None, None)
 
 
-def eos_token_ids(folder: Path, raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(source: ModelSource, raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
     """Every id that ends a text: generation_config.json's, config.json's and the tokenizer's.
 
-    Ids that the model has no logit for are left out.
+    Ids that the model has no logit for are left out. Raises ModelLoadError where there is a
+    generation_config.json that cannot be read: without its ids a text may never end.
     """
+    has_generation = os.path.lexists(source.path / _GENERATION)  # a link may lead nowhere
     found: list[Any] = []
-    for config in (_optional_json(folder / "generation_config.json"), raw):
+    for config in (read_json(source, _GENERATION) if has_generation else {}, raw):
         ids = config.get("eos_token_id")
         found += ids if isinstance(ids, list) else [ids]
-    found.append(_tokenizer_eos(folder))
+    found.append(_tokenizer_eos(source.path))
     return tuple(dict.fromkeys(id for id in found if type(id) is int and 0 <= id < vocab_size))
 
 
@@ -182,7 +186,7 @@ class _AddedTokens(msgspec.Struct):
 
 
 def _tokenizer_eos(folder: Path) -> int | None:
-    token = _optional_json(folder / "tokenizer_config.json").get("eos_token")
+    token = _tokenizer_config(folder).get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
     if not isinstance(token, str):
@@ -190,16 +194,16 @@ def _tokenizer_eos(folder: Path) -> int | None:
     try:
         tokenizer = (folder / "tokenizer.json").read_bytes()
         added = msgspec.json.decode(tokenizer, type=_AddedTokens).added_tokens
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # the tokenizer's own loader says what is wrong with it
     return next((entry.id for entry in added if entry.content == token), None)
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
+        content = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}  # likewise
     return content if isinstance(content, dict) else {}
 
 
