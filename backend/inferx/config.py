@@ -100,6 +100,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(
                     f"{source}: {unknown_name('setting', name, cls.__struct_fields__)}"
                 )
+        for name, value in given.items():
+            if isinstance(value, str) and not _is_unicode(value):
+                raise ConfigError(
+                    f"{source}: setting {name!r} is {value!r}: expected valid Unicode"
+                )
         if "model" not in given and given.get("engine") != "synthetic":
             raise ConfigError(f"{source}: the setting 'model' is missing")
         try:
@@ -149,6 +154,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not isinstance(given, dict):
             raise ConfigError(f"{path.name} holds no JSON object of settings")
         return cls.from_mapping(given, path.name)
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half a character, and a command line's bytes may be no UTF-8; the wire to the
+    engine carries neither."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _with_numbers(given: Mapping[str, Any]) -> dict[str, Any]:

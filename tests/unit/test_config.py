@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,16 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> N
         EngineConfig.from_file(file)
     assert str(raised.value).startswith("model.json")
     assert str(tmp_path) not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", EngineConfig.__struct_fields__)
+def test_text_that_is_no_unicode_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text(json.dumps({"model": "x", name: "caf\udce9"}))
+    with pytest.raises(ConfigError) as raised:
+        EngineConfig.from_file(tmp_path / "model.json")
+    assert str(raised.value) == (
+        f"model.json: setting {name!r} is 'caf\\udce9': expected valid Unicode"
+    )
 
 
 def test_a_file_that_cannot_be_read_is_named_without_its_folder(tmp_path: Path) -> None:
