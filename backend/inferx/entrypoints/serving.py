@@ -233,11 +233,15 @@ def _run(
             _say("stopping: running requests may finish, a second interrupt ends them")
         return 0
     finally:
-        if openai:
-            openai.drain()
         try:
+            if openai:
+                openai.drain()
             server.stop()
         except KeyboardInterrupt:
+            # However often somebody interrupts, nothing may be left, nor of this process's folders
+            for number in (signal.SIGINT, *previous):
+                signal.signal(number, signal.SIG_IGN)
+            previous = {}
             server.kill()
         if openai:
             openai.join()  # what Triton has ended, the endpoint has told its clients
