@@ -115,6 +115,34 @@ def test_a_model_that_fails_is_reported_in_its_own_sentence(repository: Path) ->
     assert not server.is_running
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["garbage {", 'name: "other"', "version_policy { specific { versions: [7] } }"],
+    ids=["unreadable", "of another name", "of another version"],
+)
+def test_a_model_that_triton_passes_over_is_named(repository: Path, line: str) -> None:
+    add_model(repository, "ignored")
+    with (repository / "ignored" / "config.pbtxt").open("a") as config:
+        config.write(f"{line}\n")
+    server = TritonServer(repository)
+    with pytest.raises(ModelLoadError, match="model 'ignored' did not load: Triton passes it over"):
+        server.start(timeout=30)
+    assert not server.is_running
+
+
+@pytest.mark.parametrize("name", ["a model", "a;b", "it's", "$(id)"])
+@pytest.mark.parametrize("which", ["model", "repository"])
+def test_a_path_in_which_triton_starts_no_models_is_refused_at_once(
+    tmp_path: Path, name: str, which: str
+) -> None:
+    repository = tmp_path / name if which == "repository" else tmp_path / "models"
+    model = name if which == "model" else "echo"
+    add_model(repository, model)
+    with pytest.raises(ServerError, match="in which Triton's Python backend starts no models") as e:
+        TritonServer(repository).start()
+    assert str(e.value).startswith(f"the model repository has the path {str(repository / model)!r}")
+
+
 def test_explicit_control_loads_only_the_named_models(repository: Path) -> None:
     add_model(repository, "broken")
     with TritonServer(repository, explicit=["echo"]) as server:

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from inferx.errors import ConfigError
+from inferx.triton.installation import ServerError
+
+# Triton's Python backend puts a model's path into a command line of bash without quotes: with
+# others than these no model starts, and Triton waits for it without end
+_PLAIN_PATH = re.compile(r"[\w./+=:,@%-]*")
 
 
 def write_model_repository(
@@ -35,3 +40,16 @@ def write_model_repository(
     (version.parent / "config.pbtxt").write_text(config, encoding="utf-8")
     (version / "model.json").write_text(json.dumps(dict(settings), indent=2) + "\n", "utf-8")
     return Path(path)
+
+
+def models_of(repository: Path) -> list[str]:
+    """The folders that Triton takes for models. Raises ServerError where it could not start one."""
+    folders = sorted(config.parent for config in repository.glob("*/config.pbtxt"))
+    for folder in folders or [repository]:
+        if not _PLAIN_PATH.fullmatch(str(folder)):
+            raise ServerError(
+                f"the model repository has the path {str(folder)!r}, in which Triton's Python "
+                "backend starts no models: name its folders with letters, digits, dots, dashes "
+                "and underscores, without spaces"
+            )
+    return [folder.name for folder in folders]

@@ -16,8 +16,8 @@ from types import TracebackType
 from inferx.errors import ModelLoadError
 from inferx.triton.installation import ServerError, ServerInstallation, find_server
 from inferx.triton.ports import PortTaken, choose_ports
-from inferx.triton.repository import write_model_repository
-from inferx.triton.server_log import last_words, load_failure, taken_port
+from inferx.triton.repository import models_of, write_model_repository
+from inferx.triton.server_log import last_words, load_failure, passed_over, taken_port
 from inferx.triton.server_process import ServerProcess
 from inferx.triton.stubs import stubs_of
 
@@ -69,6 +69,7 @@ class TritonServer:
         self.workdir = workdir
         self._log = log
         self._process: ServerProcess | None = None
+        self._expected: set[str] = set()  # models
         self.http_port = self.grpc_port = self.metrics_port = 0
 
     @property
@@ -128,6 +129,8 @@ class TritonServer:
         """
         assert self._process is None, "the server was started already"
         self.installation.check()
+        models = models_of(self.repository)
+        self._expected = set(models if self._explicit is None else self._explicit)
         try:
             backends = self._lay_out_backends()
             for tries_left in reversed(range(_START_TRIES)):
@@ -249,6 +252,9 @@ class TritonServer:
             for model in index:
                 if model.get("state") == "UNAVAILABLE" and model.get("reason") != "unloaded":
                     raise ModelLoadError(load_failure(model["name"], model.get("reason", "")))
+            # Triton answers once it has gone through all of them; some it lists by name alone
+            if missing := self._expected - {model["name"] for model in index if "state" in model}:
+                raise ModelLoadError(passed_over(min(missing)))
             if self._http("GET", "/v2/health/ready")[0] != 200:
                 return False
             # The metrics service is the last that Triton starts.

@@ -27,3 +27,12 @@ def load_failure(model: str, reason: str) -> str:
     text = re.sub(r"^[A-Za-z_]*(Exception|Error): ", "", text)
     text = " ".join(text.split()) or "Triton gives no reason"
     return f"model {model!r} did not load: {text}"
+
+
+def passed_over(model: str) -> str:
+    """Of a model that Triton does not list: its log alone says why."""
+    return (
+        f"model {model!r} did not load: Triton passes it over, as its config.pbtxt cannot be read, "
+        "has the name of another folder, or asks for versions that are not there: Triton's log "
+        "says which"
+    )
