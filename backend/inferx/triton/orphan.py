@@ -11,15 +11,32 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 POLL_INTERVAL = 0.5  # seconds
+_STUB = b"triton_python_backend_stub"
+_SERVER_AT = 5  # of its arguments: after the model, the name of its shared memory and two sizes
 
 
 def end_with_server() -> None:
     """Call once, from the process that tritonserver started."""
+    arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     threading.Thread(
-        target=_wait_for_another_parent, args=(os.getppid(),), name="inferx-orphan", daemon=True
+        target=_wait_for_another_parent,
+        args=(server_of(arguments, os.getppid()),),
+        name="inferx-orphan",
+        daemon=True,
     ).start()
+
+
+def server_of(arguments: Sequence[bytes], parent: int) -> int:
+    """The process id that the stub's own arguments name: the parent of now is another one where the
+    server has died since. `parent` where they are not a stub's."""
+    if len(arguments) <= _SERVER_AT or not arguments[0].endswith(_STUB):
+        return parent
+    named = arguments[_SERVER_AT]
+    return int(named) if named.isdigit() else parent
 
 
 def _wait_for_another_parent(server: int) -> None:
