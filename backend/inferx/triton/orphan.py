@@ -22,9 +22,10 @@ _SERVER_AT = 5  # of its arguments: after the model, the name of its shared memo
 def end_with_server() -> None:
     """Call once, from the process that tritonserver started."""
     arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    parent = os.getppid()
     threading.Thread(
-        target=_wait_for_another_parent,
-        args=(server_of(arguments, os.getppid()),),
+        target=_wait_for_its_end,
+        args=(parent, server_of(arguments, parent)),
         name="inferx-orphan",
         daemon=True,
     ).start()
@@ -39,7 +40,7 @@ def server_of(arguments: Sequence[bytes], parent: int) -> int:
     return int(named) if named.isdigit() else parent
 
 
-def _wait_for_another_parent(server: int) -> None:
-    while os.getppid() == server:
+def _wait_for_its_end(parent: int, server: int) -> None:
+    while os.getppid() == parent and Path(f"/proc/{server}").exists():
         time.sleep(POLL_INTERVAL)
     os.kill(os.getpid(), signal.SIGKILL)  # nothing that an orderly end waits for will come
