@@ -69,6 +69,14 @@ def test_calibrate_masks_the_products_that_are_named(model, text, tmp_path):
     assert masked == {"gate_up", "down"}
 
 
+@pytest.mark.parametrize("command", ["measure", "evaluate"])
+def test_one_file_for_figures_and_picture_is_refused(model, tmp_path, command):
+    path = tmp_path / "both.svg"
+    assert refusal(command, model, "--json", path, "--picture", path) == (
+        f"--json and --picture are both '{path}': give two names"
+    )
+
+
 def test_a_product_that_there_is_not_is_refused(model):
     assert refusal("calibrate", model, "--target", 0.25, "--product", "gate") == (
         "--product is 'gate', and is one of qkv, o, gate_up, down"

@@ -218,6 +218,8 @@ def _check_outputs(json: Path | None, picture: Path | None) -> None:
     for option, path in (("--json", json), ("--picture", picture)):
         if path is not None:
             check_writable(option, path)
+    if json is not None and picture is not None and json.absolute() == picture.absolute():
+        raise SparsityError(f"--json and --picture are both {str(json)!r}: give two names")
     if picture is not None:
         from inferx.entrypoints.sparsity_pictures import check_picture
 
