@@ -89,10 +89,11 @@ class GpuRunner:
         there are: only before the first request."""
 
         def time_step(tokens: int, is_masked: bool) -> float:
-            plan = decode_plan(tokens, num_blocks, vocab_size, sparsity=float(is_masked))
-            self._run(plan)  # keeps the device busy while the next one is prepared
+            first = decode_plan(tokens, num_blocks, vocab_size, sparsity=float(is_masked))
+            again = msgspec.structs.replace(first, new_rows=[], block_updates=[])
+            self._run(first)  # keeps the device busy while the next one is prepared
             watch = StopWatch(self._device)
-            launched = self._run(plan)
+            launched = self._run(again)
             watch.stop()
             launched.result()
             return watch.seconds
