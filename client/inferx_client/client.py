@@ -31,6 +31,9 @@ _LARGE = 2**31 - 1
 _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _LARGE),
     ("grpc.max_receive_message_length", _LARGE),
+    # A server that is back is found within two seconds; gRPC would wait up to two minutes
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
 ]
 # gRPC's own retries hold 7 KB for each stream that is open, and repeat none that has begun
 _ASYNC_CHANNEL_OPTIONS = [*_CHANNEL_OPTIONS, ("grpc.enable_retries", 0)]

@@ -119,7 +119,8 @@ def test_a_triton_that_does_not_answer_is_503_until_it_does() -> None:
             assert (status, retry_after) == (503, "1")
             assert answer["error"]["message"] == "Triton does not answer"
         endpoint.wait_for(lambda: asked(endpoint, "/health")[0] == 200, "it does not come back")
-        assert len(list(begun_stream(client, 20))) > 10
+        with endpoint.openai(max_retries=10) as patient:  # until the endpoint has connected again
+            assert len(list(begun_stream(patient, 20))) > 10
 
 
 def test_a_server_that_has_to_end_finishes_a_stream_first() -> None:
