@@ -8,8 +8,9 @@ would fill it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
+
+from inferx.triton.processes import processes
 
 _REGION = re.compile(r"/dev/shm/triton_\w+_backend_shm_region_[\w-]+")
 
@@ -18,28 +19,14 @@ def regions_of(group: int) -> set[Path]:
     """Those that the processes of a process group have now."""
     return {
         Path(region)
-        for process in _processes_of(group)
-        for region in _REGION.findall(_maps(process))
+        for process in processes()
+        if process.group == group
+        for region in _REGION.findall(_maps(process.pid))
     }
 
 
-def _processes_of(group: int) -> Iterator[Path]:
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _group_of(process) == group:
-            yield process
-
-
-def _group_of(process: Path) -> int | None:
+def _maps(pid: int) -> str:
     try:
-        after = (process / "stat").read_text().rpartition(")")[2]
+        return Path(f"/proc/{pid}/maps").read_text()
     except OSError:  # it has ended meanwhile
-        return None
-    _state, _parent, group, *_ = after.split()
-    return int(group)
-
-
-def _maps(process: Path) -> str:
-    try:
-        return (process / "maps").read_text()
-    except OSError:
         return ""
