@@ -39,16 +39,21 @@ class StoredModel(NamedTuple):
     config: EngineConfig
 
 
+def model_folders(repository: Path) -> list[Path]:
+    """The folders that Triton takes for models, by name; none where it is no model repository."""
+    return sorted(config.parent for config in repository.glob("*/config.pbtxt"))
+
+
 def models_in_repository(repository: Path) -> dict[str, StoredModel]:
     """By name, InferX's own. Raises ConfigError."""
     found = {}
-    for config in sorted(repository.glob("*/config.pbtxt")):
-        versions = [path for path in config.parent.iterdir() if path.name.isdecimal()]
+    for folder in model_folders(repository):
+        versions = [path for path in folder.iterdir() if path.name.isdecimal()]
         directory = max(versions, key=lambda path: int(path.name), default=None)
         if directory is not None and (directory / "model.json").exists():
-            with _naming(config.parent.name):
+            with _naming(folder.name):
                 settings = EngineConfig.from_file(directory / "model.json")
-            found[config.parent.name] = StoredModel(directory, settings)
+            found[folder.name] = StoredModel(directory, settings)
     return found
 
 

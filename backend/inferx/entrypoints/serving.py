@@ -25,6 +25,7 @@ from inferx.errors import ConfigError, ModelLoadError
 from inferx.model_sources import (
     StoredModel,
     model_and_tokenizer,
+    model_folders,
     models_in_repository,
     tokenizers_of,
 )
@@ -140,8 +141,7 @@ def models_of_repository(model: str) -> list[str]:
     """The models of a folder that is a model repository; none where it is something else."""
     if not model:
         return []
-    configs = Path(model).expanduser().glob("*/config.pbtxt")
-    return sorted(config.parent.name for config in configs)
+    return [folder.name for folder in model_folders(Path(model).expanduser())]
 
 
 def refuse_settings_of_repository(settings: Mapping[str, Any], name: str | None) -> None:

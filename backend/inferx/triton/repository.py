@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inferx.errors import ConfigError
+from inferx.model_sources import model_folders
 from inferx.triton.installation import ServerError
 
 # Triton's Python backend puts a model's path into a command line of bash without quotes: with
@@ -43,8 +44,8 @@ def write_model_repository(
 
 
 def models_of(repository: Path) -> list[str]:
-    """The folders that Triton takes for models. Raises ServerError where it could not start one."""
-    folders = sorted(config.parent for config in repository.glob("*/config.pbtxt"))
+    """The names of its models. Raises ServerError where Triton could not start one."""
+    folders = model_folders(repository)
     for folder in folders or [repository]:
         if not _PLAIN_PATH.fullmatch(str(folder)):
             raise ServerError(
