@@ -142,15 +142,14 @@ def calibrate_command(
         check_output(output)
     texts, held_out = loaded.text.calibration(tokens), loaded.text.held_out(tokens)
     windowed = loaded.windowed
+    projections = [name for name in PROJECTIONS if name in (product or ())]
     with loaded.progress() as progress:
         found = calibrate(
             windowed,
             loaded.source,
             target=target,
             scores=scores,
-            projections=[name for name in PROJECTIONS if name in product]
-            if product
-            else worthwhile(windowed.config, itemsize(windowed.model)),
+            projections=projections or worthwhile(windowed.config, itemsize(windowed.model)),
             texts=texts,
             held_out=held_out,
             progress=progress,

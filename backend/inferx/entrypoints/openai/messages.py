@@ -11,8 +11,8 @@ from inferx.errors import unknown_name
 _MESSAGE_FIELDS = ("role", "content", "name", "reasoning_content")
 # An answer of another server, which a client may send back, has them empty
 _MESSAGE_UNSUPPORTED = (
-    *("tool_calls", "tool_call_id", "function_call", "audio", "refusal", "annotations"),
-)
+    "tool_calls", "tool_call_id", "function_call", "audio", "refusal", "annotations",
+)  # fmt: skip
 _TEMPLATE_OWN = ("tokenizer", "messages", "tools", "add_generation_prompt")
 
 
